@@ -1,0 +1,441 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "ale-py>=0.11", "gymnasium>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+# ]
+# ///
+"""Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games.
+
+Differs from ppo.py:
+1. ale_py's vector environment (C++ threads): up to 30 no-ops and FIRE on reset, frame skip 4 with the maximum of the
+   last two frames, 84x84 grey, 4 frames stacked; a lost life ends the episode for the agent, but the game goes on;
+2. rewards are clipped to their sign for learning; logged returns are of whole games, unclipped;
+3. actor and critic share the convolutional network of Mnih et al. (2015);
+4. videos are separate episodes of the current policy.
+
+Differs from the paper:
+1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
+2. networks have orthogonal initialisation, and the learning rate decays linearly;
+3. an episode cut off by a time limit is bootstrapped from its final observation.
+
+Run: python ppo_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from ale_py.vector_env import AtariVectorEnv
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+
+    env_id: str = "BreakoutNoFrameskip-v4"  # environment
+    total_timesteps: int = 10_000_000  # environment steps in total
+    learning_rate: float = 2.5e-4  # step size of the optimizer
+    num_envs: int = 8  # parallel environments
+    num_steps: int = 128  # rollout length per environment
+    anneal_lr: bool = True  # decay the learning rate linearly to zero
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # trace parameter of the advantage estimate
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # standardise advantages per minibatch
+    clip_coef: float = 0.1  # clip range of ratios and values
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # ceiling of the global gradient norm
+    target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args():
+    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
+    argv = re.sub(r"^--([\w-]+)[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(r"^--([\w-]+)[\n=]False$", r"--no-\1", argv, flags=re.M).splitlines()
+    args = tyro.cli(Args, args=argv)
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        args = tyro.cli(Args, args=argv, default=Args(**json.loads(Path(args.resume, "args.json").read_text())))
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    return args
+
+
+def open_run(run_dir, args, event_sizes):
+    """Record what it takes to repeat the run; on resume, cut its metrics back to the checkpoint. Returns the logger."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    (run_dir / "args.json").write_text(json.dumps(vars(args), indent=2))
+    (run_dir / "command.txt").write_text(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "commit.txt").write_text(git.stdout)
+    (run_dir / "packages.txt").write_text("".join(packages))
+    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+    for file in run_dir.glob("events*"):
+        os.truncate(file, event_sizes.get(file.name, 0))
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
+        wandb.init(**names, id=run_dir.name, resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+    writer = SummaryWriter(run_dir)
+    table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+    return writer
+
+
+def report(step, total, sps, returns):
+    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
+    left = time.strftime("%H:%M:%S", time.gmtime((total - step) / sps))
+    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
+    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def make_envs(env_id, num_envs, life_loss=True, **options):
+    game, sticky = (gym.spec(env_id).kwargs.get(key) for key in ("game", "repeat_action_probability"))
+    if game is None:
+        raise gym.error.Error(f"{env_id} is not an Atari game; ppo.py handles vector observations")
+    options = {"reward_clipping": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP} | options
+    return AtariVectorEnv(game, num_envs, repeat_action_probability=sticky, life_loss_info=life_loss, **options)
+
+
+def record_video(policy, env_id, seed, path):
+    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
+    from moviepy import ImageSequenceClip
+
+    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
+    frames = [twin.reset(seed=seed)[0][0, 0]]
+
+    def film(obs):
+        action = policy(obs)
+        frames.append(twin.step(action)[0][0, 0])
+        return action
+
+    evaluate(film, make_envs(env_id, 1, False), seed)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+def layer_init(layer, std=2**0.5):
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.network = nn.Sequential(
+            layer_init(nn.Conv2d(4, 32, 8, stride=4)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(64, 64, 3, stride=1)),
+            nn.ReLU(),
+            nn.Flatten(),
+            layer_init(nn.Linear(64 * 7 * 7, 512)),
+            nn.ReLU(),
+        )
+        self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
+        self.critic = layer_init(nn.Linear(512, 1), std=1.0)
+
+    def get_value(self, obs):
+        return self.critic(self.network(obs / 255)).squeeze(-1)
+
+    def get_action(self, obs):
+        logits = self.actor(self.network(obs / 255))
+        return (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)  # Gumbel-max draw from the softmax
+
+    def evaluate(self, obs, action):
+        hidden = self.network(obs / 255)
+        logprobs = self.actor(hidden).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return -nn.functional.nll_loss(logprobs, action, reduction="none"), entropy, self.critic(hidden).squeeze(-1)
+
+
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
+
+    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
+    """
+    advantages, advantage = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
+        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
+        next_value = values[t]
+    return advantages
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
+    graph, calls = torch.cuda.CUDAGraph(), 0
+
+    def call():
+        nonlocal calls
+        calls += 1
+        if calls <= warmup:
+            return function()
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                function()
+        graph.replay()
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+def load_policy(run_dir, envs, device):
+    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    return torch.no_grad()(
+        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device)).cpu().numpy()
+    )
+
+
+if __name__ == "__main__":
+    # Run directory and logger
+    args = parse_args()
+    if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
+        fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
+    batch_size = args.num_envs * args.num_steps
+    minibatch_size = batch_size // args.num_minibatches
+    num_iterations = args.total_timesteps // batch_size
+    if batch_size % args.num_minibatches or not num_iterations:
+        fail(f"--num-minibatches must divide the rollout of {batch_size} steps, --total-timesteps not be less than it")
+    run_name = f"{re.sub('[/:]', '-', args.env_id)}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or f"runs/{run_name}")
+    try:
+        envs = make_envs(args.env_id, args.num_envs)
+    except gym.error.Error as error:
+        fail(error)
+    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu") if args.resume else {}
+    writer = open_run(run_dir, args, checkpoint.get("events", {}))
+
+    # Seeding
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
+
+    # Agent and optimizer
+    agent = Agent(envs).to(device)
+    weights = flatten(agent)
+    lr = torch.tensor(args.learning_rate, device=device)
+    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
+
+    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
+    obs = np.zeros((args.num_steps, args.num_envs, *envs.single_observation_space.shape), dtype=np.uint8)
+    actions = np.zeros((args.num_steps, args.num_envs, *envs.single_action_space.shape), dtype=np.int64)
+    rewards, dones, final_values = np.zeros((3, args.num_steps, args.num_envs), dtype=np.float32)
+    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
+    b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
+    b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
+    mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
+    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
+    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
+    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
+    recent_returns = deque(maxlen=20)
+
+    @torch.no_grad()
+    def act():
+        act_action.copy_(agent.get_action(act_obs))
+
+    def update():
+        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
+        newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
+        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_advantages[mb_inds]
+        if args.norm_adv:
+            mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+
+        logratio = newlogprob - b_logprobs[mb_inds]
+        ratio = logratio.exp()
+        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
+        v_error = (newvalue - mb_returns) ** 2
+        if args.clip_vloss:
+            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
+            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
+        v_loss = 0.5 * v_error.mean()
+        entropy_loss = entropy.mean()
+        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+
+        weights.grad.zero_()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
+        optimizer.step()
+        with torch.no_grad():
+            old_approx_kl = -logratio.mean()
+            approx_kl = ratio.mean() - 1 + old_approx_kl  # estimator k3 of http://joschu.net/blog/kl-approx.html
+            clipfrac = (ratio != clipped_ratio).float().mean()
+            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
+
+    if device.type == "cuda" and args.cuda_graphs:
+        act, update = cuda_graph(act), cuda_graph(update)
+
+    # Resume
+    def save_checkpoint():
+        writer.flush()
+        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+        state["rng"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
+        torch.save(state, run_dir / "unfinished.tmp")
+        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
+
+    global_step = 0
+    if args.resume:
+        global_step = checkpoint["global_step"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
+        torch.set_rng_state(checkpoint["rng"][0])
+        torch.cuda.set_rng_state_all(checkpoint["rng"][1:])
+    else:
+        save_checkpoint()
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+
+    # Training loop
+    start_time, start_step = time.time(), global_step
+    next_obs, infos = envs.reset(seed=args.seed + global_step)
+    for iteration in range(global_step // batch_size, num_iterations):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+
+        # Act
+        final_values[:] = 0
+        for step in range(args.num_steps):
+            obs[step] = next_obs
+            act_obs.copy_(torch.from_numpy(obs[step]))
+            act()
+            actions[step] = act_action.cpu().numpy()
+            lives = infos["lives"]
+            next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
+            rewards[step], dones[step] = np.sign(reward), terminated | truncated
+            episode_returns += reward
+            episode_lengths += 1
+            if truncated.any():
+                final_obs = torch.as_tensor(np.stack(infos["final_obs"][truncated]), dtype=b_obs.dtype, device=device)
+                final_values[step, truncated] = agent.get_value(final_obs).detach().cpu()
+            game_over = dones[step] * (infos["lives"] >= lives)  # a lost life leaves fewer, a new game does not
+            for i in np.flatnonzero(game_over):  # environment i has made step number global_step + i + 1
+                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
+                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
+                recent_returns.append(episode_returns[i])
+                episode_returns[i] = episode_lengths[i] = 0
+            global_step += args.num_envs
+
+        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
+        b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
+        with torch.no_grad():
+            b_logprobs[:], _, b_values[:] = agent.evaluate(b_obs, b_actions)
+            next_value = agent.get_value(torch.as_tensor(next_obs, dtype=b_obs.dtype, device=device)).cpu().numpy()
+        values = b_values.cpu().numpy().reshape(rewards.shape)
+        advantages = gae(rewards, values, next_value, dones, final_values, args.gamma, args.gae_lambda)
+        b_advantages.copy_(torch.from_numpy(advantages).flatten())
+        b_returns.copy_(b_advantages + b_values)
+
+        # Learn
+        losses.zero_()
+        for epoch in range(args.update_epochs):
+            for inds in torch.randperm(batch_size, device=device).split(minibatch_size):
+                mb_inds.copy_(inds)
+                update()
+            if args.target_kl is not None and approx_kl > args.target_kl:
+                break
+
+        # Log
+        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
+        if not np.isfinite(means).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
+        for name, mean in zip(loss_names, means):
+            writer.add_scalar(f"losses/{name}", mean, global_step)
+        writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
+        sps = (global_step - start_step) / (time.time() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
+            report(global_step, args.total_timesteps, sps, recent_returns)
+
+        # Checkpoint
+        if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
+            with torch.random.fork_rng():
+                policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
+                record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
+        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
+            save_checkpoint()
+        if stop_signals:
+            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(75)  # schedulers start such a job again
+
+    # Save and close
+    envs.close()
+    if args.save_model:
+        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10, life_loss=False)
+        for i, value in enumerate(evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)):
+            writer.add_scalar("eval/episodic_return", value, i)
+    writer.close()
+    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
