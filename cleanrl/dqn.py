@@ -1,0 +1,406 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "gymnasium[classic-control]>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+# ]
+# ///
+"""Deep Q-learning (DQN, Mnih et al. 2015, doi:10.1038/nature14236): vector observations, discrete actions.
+
+Differs from the paper:
+1. a network of two hidden layers for vector observations, Adam in place of RMSProp, and no clipping of the TD error;
+2. an episode cut off by a time limit is bootstrapped from its final observation;
+3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it.
+
+Run: python dqn.py --env-id CartPole-v1 --total-timesteps 500000
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+
+    env_id: str = "CartPole-v1"  # environment
+    total_timesteps: int = 500_000  # environment steps in total
+    learning_rate: float = 2.5e-4  # step size of the optimizer
+    num_envs: int = 1  # parallel environments
+    buffer_size: int = 10_000  # transitions that the replay buffer holds
+    gamma: float = 0.99  # discount
+    tau: float = 1.0  # step of the target network towards the online network (1 copies it)
+    target_network_frequency: int = 500  # environment steps between updates of the target network
+    batch_size: int = 128  # transitions per gradient step
+    start_e: float = 1.0  # exploration rate at the start
+    end_e: float = 0.05  # exploration rate at the end
+    exploration_fraction: float = 0.5  # share of the steps over which the exploration rate falls
+    learning_starts: int = 10_000  # environment steps before the first gradient step
+    train_frequency: int = 10  # environment steps between gradient steps
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args():
+    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
+    argv = re.sub(r"^--([\w-]+)[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(r"^--([\w-]+)[\n=]False$", r"--no-\1", argv, flags=re.M).splitlines()
+    args = tyro.cli(Args, args=argv)
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        args = tyro.cli(Args, args=argv, default=Args(**json.loads(Path(args.resume, "args.json").read_text())))
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    return args
+
+
+def open_run(run_dir, args, event_sizes):
+    """Record what it takes to repeat the run; on resume, cut its metrics back to the checkpoint. Returns the logger."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    (run_dir / "args.json").write_text(json.dumps(vars(args), indent=2))
+    (run_dir / "command.txt").write_text(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "commit.txt").write_text(git.stdout)
+    (run_dir / "packages.txt").write_text("".join(packages))
+    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+    for file in run_dir.glob("events*"):
+        os.truncate(file, event_sizes.get(file.name, 0))
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
+        wandb.init(**names, id=run_dir.name, resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+    writer = SummaryWriter(run_dir)
+    table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+    return writer
+
+
+def report(step, total, sps, returns):
+    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
+    left = time.strftime("%H:%M:%S", time.gmtime((total - step) / sps))
+    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
+    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def make_env(env_id, seed, idx, capture_video, run_name):
+    def thunk():
+        video = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array" if video else None)
+        if video:
+            env = gym.wrappers.RecordVideo(env, f"runs/{run_name}/videos", name_prefix=f"{time.time():.0f}")
+        env.action_space.seed(seed + idx)
+        return env
+
+    return thunk
+
+
+def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
+    thunks = [make_env(env_id, seed, i, capture_video, run_name) for i in range(num_envs)]
+    return gym.vector.SyncVectorEnv(thunks, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+class Layers(nn.Sequential):
+    def forward(self, x):  # past nn.Module.__call__, which takes as long as a layer of this size
+        for layer in self:
+            x = layer.forward(x)
+        return x
+
+
+class QNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        inputs = int(np.prod(envs.single_observation_space.shape))
+        hidden = [nn.Linear(inputs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
+        self.network = Layers(*hidden, nn.Linear(84, envs.single_action_space.n))
+
+    def forward(self, obs):
+        return self.network(obs)
+
+
+class ReplayBuffer:
+    """The last `size` transitions, one row each, so that a step of all environments is written by one copy."""
+
+    def __init__(self, size, num_envs, obs_dim, device):
+        self.rows = torch.zeros((size // num_envs, num_envs, 2 * obs_dim + 3), device=device)
+        self.widths, self.added = (obs_dim, obs_dim, 1, 1, 1), 0
+        self.filled = torch.zeros((), device=device)  # on the device, where a graph can read it
+
+    def add(self, obs, next_obs, action, reward, terminated):
+        columns = (obs, next_obs, action[:, None], reward[:, None], terminated[:, None])
+        self.rows[self.added % len(self.rows)] = torch.from_numpy(np.concatenate(columns, axis=1, dtype=np.float32))
+        self.added += 1
+        if self.added <= len(self.rows):
+            self.filled.fill_(self.added * self.rows.shape[1])
+
+    def sample(self, batch_size):
+        indices = (torch.rand(batch_size, device=self.rows.device) * self.filled).long()
+        obs, next_obs, *columns = self.rows.flatten(0, 1)[indices].split(self.widths, dim=1)
+        return obs, next_obs, *(column.squeeze(1) for column in columns)
+
+
+def td_target(reward, terminated, next_q_values, gamma):
+    """The reward and the discounted value of the best next action; an episode that has terminated has none."""
+    return reward + gamma * (1 - terminated) * next_q_values.amax(1)
+
+
+def linear_schedule(start, end, duration, step):
+    return start + (end - start) * min(step / duration, 1)
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
+    graph, calls = torch.cuda.CUDAGraph(), 0
+
+    def call():
+        nonlocal calls
+        calls += 1
+        if calls <= warmup:
+            return function()
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                function()
+        graph.replay()
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+def load_policy(run_dir, envs, device):
+    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
+    q_network = QNetwork(envs).to(device)
+    q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    epsilon = json.loads(Path(run_dir, "args.json").read_text())["end_e"]
+    rng = np.random.default_rng(0)
+
+    @torch.no_grad()
+    def policy(obs):
+        greedy = q_network(torch.tensor(obs, dtype=torch.float32, device=device)).argmax(1).cpu().numpy()
+        return np.where(rng.random(len(obs)) < epsilon, rng.integers(envs.single_action_space.n, size=len(obs)), greedy)
+
+    return policy
+
+
+if __name__ == "__main__":
+    # Run directory and logger
+    args = parse_args()
+    if min(args.num_envs, args.batch_size, args.train_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
+        fail("--num-envs, --batch-size, --train-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
+    if args.buffer_size < args.num_envs or args.target_network_frequency < 1:
+        fail("--buffer-size must be at least --num-envs, and --target-network-frequency at least 1")
+    run_name = f"{re.sub('[/:]', '-', args.env_id)}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or f"runs/{run_name}")
+    try:
+        envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, os.path.relpath(run_dir, "runs"))
+    except gym.error.Error as error:
+        fail(error)
+    if not isinstance(envs.single_action_space, gym.spaces.Discrete):
+        fail(f"{args.env_id} does not have discrete actions; for continuous ones use ppo_continuous_action.py")
+    if len(envs.single_observation_space.shape or ()) != 1:
+        fail(f"{args.env_id} does not have vector observations; for Atari games use ppo_atari.py")
+    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu") if args.resume else {}
+    writer = open_run(run_dir, args, checkpoint.get("events", {}))
+
+    # Seeding
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
+    else:
+        torch.set_num_threads(1)  # a thread pool slows networks of this size down
+
+    # Agent and optimizer
+    q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
+    weights, target_weights = flatten(q_network), flatten(target_network).requires_grad_(False)
+    target_weights.copy_(weights)
+    lr = torch.tensor(args.learning_rate, device=device)
+    optimizer = torch.optim.Adam([weights], lr=lr, fused=True, capturable=device.type == "cuda")
+
+    # Storage
+    num_actions = envs.single_action_space.n
+    replay = ReplayBuffer(args.buffer_size, args.num_envs, envs.single_observation_space.shape[0], device)
+    act_obs = torch.zeros((args.num_envs, *envs.single_observation_space.shape), device=device)
+    act_action = torch.zeros(args.num_envs, dtype=torch.long, device=device)
+    loss_names = ["td_loss", "q_values"]
+    losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
+    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
+    recent_returns = deque(maxlen=20)
+
+    @torch.no_grad()
+    def act():
+        act_action.copy_(q_network(act_obs).argmax(1))
+
+    def update():
+        global q_values, td_loss
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.sample(args.batch_size)
+        with torch.no_grad():
+            target = td_target(b_rewards, b_terminated, target_network(b_next_obs), args.gamma)
+        q_values = q_network(b_obs).gather(1, b_actions.long().unsqueeze(1)).squeeze(1)
+        td_loss = nn.functional.mse_loss(q_values, target)
+
+        weights.grad.zero_()
+        td_loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            losses.add_(torch.stack([td_loss, q_values.mean()]))
+
+    if device.type == "cuda" and args.cuda_graphs:
+        act, update = cuda_graph(act), cuda_graph(update)
+
+    # Resume
+    def save_checkpoint():
+        writer.flush()
+        state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
+        state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
+        state |= {"replay": replay.rows[: replay.added].clone(), "added": replay.added}
+        state["rng"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        state["numpy_rng"] = rng.bit_generator.state
+        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
+        torch.save(state, run_dir / "unfinished.tmp")
+        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
+
+    global_step = 0
+    if args.resume:
+        global_step = checkpoint["global_step"]
+        q_network.load_state_dict(checkpoint["q_network"])
+        target_network.load_state_dict(checkpoint["target_network"])
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
+        replay.rows[: len(checkpoint["replay"])] = checkpoint["replay"]
+        replay.added = checkpoint["added"]
+        replay.filled.fill_(checkpoint["replay"].shape[:2].numel())
+        rng.bit_generator.state = checkpoint["numpy_rng"]
+        torch.set_rng_state(checkpoint["rng"][0])
+        torch.cuda.set_rng_state_all(checkpoint["rng"][1:])
+    else:
+        save_checkpoint()
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+
+    # Training loop
+    start_time, start_step = time.time(), global_step
+    obs, _ = envs.reset(seed=args.seed + global_step)
+    while global_step < args.total_timesteps:
+        # Act
+        epsilon = linear_schedule(
+            args.start_e, args.end_e, args.exploration_fraction * args.total_timesteps, global_step
+        )
+        actions, explore = rng.integers(num_actions, size=args.num_envs), rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            act_obs.copy_(torch.from_numpy(obs))
+            act()
+            actions = np.where(explore, actions, act_action.cpu().numpy())
+        next_obs, reward, terminated, truncated, infos = envs.step(actions)
+        done = terminated | truncated
+        episode_returns += reward
+        episode_lengths += 1
+        final_obs = next_obs
+        if done.any():
+            final_obs = next_obs.copy()
+            final_obs[done] = np.stack(infos["final_obs"][done])
+        replay.add(obs, final_obs, actions, reward, terminated)
+        obs = next_obs
+        for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
+            writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
+            writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
+            recent_returns.append(episode_returns[i])
+            episode_returns[i] = episode_lengths[i] = 0
+        last_step, global_step = global_step, global_step + args.num_envs
+
+        # Learn
+        if global_step > args.learning_starts:
+            for _ in range(global_step // args.train_frequency - last_step // args.train_frequency):
+                update()
+                num_updates += 1
+            if global_step % args.target_network_frequency < args.num_envs:
+                target_weights.lerp_(weights.detach(), args.tau)
+
+        # Log
+        if global_step % 100 < args.num_envs and num_updates:
+            means = (losses / num_updates).tolist()
+            if not np.isfinite(means).all():
+                sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
+            for name, mean in zip(loss_names, means):
+                writer.add_scalar(f"losses/{name}", mean, global_step)
+            losses.zero_()
+            num_updates = 0
+            sps = (global_step - start_step) / (time.time() - start_time)
+            writer.add_scalar("charts/SPS", int(sps), global_step)
+            if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+                report(global_step, args.total_timesteps, sps, recent_returns)
+
+        # Checkpoint
+        if stop_signals or global_step % args.checkpoint_freq < args.num_envs or global_step >= args.total_timesteps:
+            save_checkpoint()
+        if stop_signals:
+            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(75)  # schedulers start such a job again
+
+    # Save and close
+    envs.close()
+    if args.save_model:
+        save_file(q_network.state_dict(), run_dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10, args.seed)
+        for i, value in enumerate(evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)):
+            writer.add_scalar("eval/episodic_return", value, i)
+    writer.close()
+    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

@@ -1,0 +1,367 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "flax>=0.10", "gymnasium[classic-control]>=1.2", "jax>=0.6", "numpy>=2", "optax>=0.2.4", "safetensors>=0.5",
+#     "tensorboardX>=2.6", "tyro>=0.9",
+# ]
+# ///
+"""Deep Q-learning (DQN, Mnih et al. 2015, doi:10.1038/nature14236): vector observations, discrete actions.
+
+Differs from dqn.py:
+1. JAX, Flax and Optax; the replay buffer and all that learning changes are one donated pytree on the device;
+2. the transitions of `--train-frequency` steps travel to the device together, in the call that learns from them.
+
+Differs from the paper:
+1. a network of two hidden layers for vector observations, Adam in place of RMSProp, and no clipping of the TD error;
+2. an episode cut off by a time limit is bootstrapped from its final observation;
+3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it.
+
+Run: python dqn_jax.py --env-id CartPole-v1 --total-timesteps 500000
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import flax.linen as nn
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.flax import load_file, save_file
+from tensorboardX import SummaryWriter
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+
+    env_id: str = "CartPole-v1"  # environment
+    total_timesteps: int = 500_000  # environment steps in total
+    learning_rate: float = 2.5e-4  # step size of the optimizer
+    num_envs: int = 1  # parallel environments
+    buffer_size: int = 10_000  # transitions that the replay buffer holds
+    gamma: float = 0.99  # discount
+    tau: float = 1.0  # step of the target network towards the online network (1 copies it)
+    target_network_frequency: int = 500  # environment steps between updates of the target network
+    batch_size: int = 128  # transitions per gradient step
+    start_e: float = 1.0  # exploration rate at the start
+    end_e: float = 0.05  # exploration rate at the end
+    exploration_fraction: float = 0.5  # share of the steps over which the exploration rate falls
+    learning_starts: int = 10_000  # environment steps before the first gradient step
+    train_frequency: int = 10  # environment steps between gradient steps
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args():
+    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
+    argv = re.sub(r"^--([\w-]+)[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(r"^--([\w-]+)[\n=]False$", r"--no-\1", argv, flags=re.M).splitlines()
+    args = tyro.cli(Args, args=argv)
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        args = tyro.cli(Args, args=argv, default=Args(**json.loads(Path(args.resume, "args.json").read_text())))
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    return args
+
+
+def open_run(run_dir, args, event_sizes):
+    """Record what it takes to repeat the run; on resume, cut its metrics back to the checkpoint. Returns the logger."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    (run_dir / "args.json").write_text(json.dumps(vars(args), indent=2))
+    (run_dir / "command.txt").write_text(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "commit.txt").write_text(git.stdout)
+    (run_dir / "packages.txt").write_text("".join(packages))
+    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+    for file in run_dir.glob("events*"):
+        os.truncate(file, event_sizes.get(file.name, 0))
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
+        wandb.init(**names, id=run_dir.name, resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+    writer = SummaryWriter(run_dir)
+    table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+    return writer
+
+
+def report(step, total, sps, returns):
+    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
+    left = time.strftime("%H:%M:%S", time.gmtime((total - step) / sps))
+    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
+    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def make_env(env_id, seed, idx, capture_video, run_name):
+    def thunk():
+        video = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array" if video else None)
+        if video:
+            env = gym.wrappers.RecordVideo(env, f"runs/{run_name}/videos", name_prefix=f"{time.time():.0f}")
+        env.action_space.seed(seed + idx)
+        return env
+
+    return thunk
+
+
+def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
+    thunks = [make_env(env_id, seed, i, capture_video, run_name) for i in range(num_envs)]
+    return gym.vector.SyncVectorEnv(thunks, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+class QNetwork(nn.Module):
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs):
+        hidden = nn.relu(nn.Dense(120)(obs))
+        hidden = nn.relu(nn.Dense(84)(hidden))
+        return nn.Dense(self.num_actions)(hidden)
+
+
+def sample(key, rows, filled, batch_size):
+    """A batch of transitions from the first `filled` rows of the replay buffer."""
+    batch = rows.reshape(-1, rows.shape[-1])[jax.random.randint(key, (batch_size,), 0, filled)]
+    obs_dim = (rows.shape[-1] - 3) // 2
+    return batch[:, :obs_dim], batch[:, obs_dim:-3], batch[:, -3].astype(int), batch[:, -2], batch[:, -1]
+
+
+def td_target(reward, terminated, next_q_values, gamma):
+    """The reward and the discounted value of the best next action; an episode that has terminated has none."""
+    return reward + gamma * (1 - terminated) * next_q_values.max(1)
+
+
+def linear_schedule(start, end, duration, step):
+    return start + (end - start) * min(step / duration, 1)
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+def load_policy(run_dir, envs, device):
+    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
+    q_network = QNetwork(envs.single_action_space.n)
+    params = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
+    epsilon = json.loads(Path(run_dir, "args.json").read_text())["end_e"]
+    rng = np.random.default_rng(0)
+
+    def policy(obs):
+        greedy = np.asarray(q_network.apply(params, jax.device_put(obs, device)).argmax(1))
+        return np.where(rng.random(len(obs)) < epsilon, rng.integers(envs.single_action_space.n, size=len(obs)), greedy)
+
+    return policy
+
+
+if __name__ == "__main__":
+    # Run directory and logger
+    args = parse_args()
+    if min(args.num_envs, args.batch_size, args.train_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
+        fail("--num-envs, --batch-size, --train-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
+    if args.buffer_size < args.num_envs or args.target_network_frequency < 1:
+        fail("--buffer-size must be at least --num-envs, and --target-network-frequency at least 1")
+    run_name = f"{re.sub('[/:]', '-', args.env_id)}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or f"runs/{run_name}")
+    try:
+        envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, os.path.relpath(run_dir, "runs"))
+    except gym.error.Error as error:
+        fail(error)
+    if not isinstance(envs.single_action_space, gym.spaces.Discrete):
+        fail(f"{args.env_id} does not have discrete actions; for continuous ones use ppo_continuous_action.py")
+    if len(envs.single_observation_space.shape or ()) != 1:
+        fail(f"{args.env_id} does not have vector observations; for Atari games use ppo_atari.py")
+    checkpoint = msgpack_restore((run_dir / "checkpoint.msgpack").read_bytes()) if args.resume else {}
+    writer = open_run(run_dir, args, checkpoint.get("events", {}))
+
+    # Seeding
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to other runs
+    device = jax.devices()[0]
+    key, init_key = jax.random.split(jax.random.key(args.seed))
+    rng = np.random.default_rng(args.seed)
+
+    # Agent and optimizer
+    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
+    q_network = QNetwork(num_actions)
+    params = q_network.init(init_key, jnp.zeros((1, *obs_shape)))
+    optimizer = optax.adam(args.learning_rate)
+
+    # Storage: the chunk collects transitions on the host until the next gradient step is due
+    chunk_steps = max(1, args.train_frequency // args.num_envs)
+    chunk = np.zeros((chunk_steps, args.num_envs, 2 * obs_shape[0] + 3), dtype=np.float32)
+    num_chunks, staged, chunks_added = max(1, args.buffer_size // (chunk_steps * args.num_envs)), 0, 0
+    loss_names = ["td_loss", "q_values"]
+    learner = {
+        "params": params,
+        "target_params": jax.tree.map(jnp.copy, params),
+        "opt_state": optimizer.init(params),
+        "replay": jnp.zeros((num_chunks, *chunk.shape)),
+        "key": jax.random.key_data(key),
+        "losses": jnp.zeros(len(loss_names)),  # sums since they were last logged
+    }
+    num_updates = 0
+    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
+    recent_returns = deque(maxlen=20)
+
+    @jax.jit
+    def act(params, obs):
+        return q_network.apply(params, obs).argmax(1)
+
+    @partial(jax.jit, donate_argnums=0)
+    def learn(learner, chunk, chunks_added, updates):
+        replay = learner["replay"].at[chunks_added % num_chunks].set(chunk)
+        filled = jnp.minimum(chunks_added + 1, num_chunks) * chunk_steps * args.num_envs
+
+        def update(_, learner):
+            key, sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))
+            obs, next_obs, action, reward, terminated = sample(sample_key, replay, filled, args.batch_size)
+            target = td_target(reward, terminated, q_network.apply(learner["target_params"], next_obs), args.gamma)
+
+            def td_loss(params):
+                q_values = jnp.take_along_axis(q_network.apply(params, obs), action[:, None], axis=1).squeeze(1)
+                return jnp.mean((q_values - target) ** 2), q_values.mean()
+
+            (loss, q_value), gradients = jax.value_and_grad(td_loss, has_aux=True)(learner["params"])
+            updates, opt_state = optimizer.update(gradients, learner["opt_state"])
+            return learner | {
+                "params": optax.apply_updates(learner["params"], updates),
+                "opt_state": opt_state,
+                "key": jax.random.key_data(key),
+                "losses": learner["losses"] + jnp.stack([loss, q_value]),
+            }
+
+        return jax.lax.fori_loop(0, updates, update, learner | {"replay": replay})
+
+    # Resume
+    def save_checkpoint():
+        writer.flush()
+        state = {"global_step": global_step, "learner": to_state_dict(jax.device_get(learner))}
+        state |= {"chunk": chunk, "staged": staged, "chunks_added": chunks_added}
+        state["numpy_rng"] = json.dumps(rng.bit_generator.state)
+        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
+        (run_dir / "unfinished.tmp").write_bytes(msgpack_serialize(state))
+        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.msgpack")
+
+    global_step = 0
+    if args.resume:
+        global_step = checkpoint["global_step"]
+        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]), device)
+        chunk[:], staged, chunks_added = checkpoint["chunk"], checkpoint["staged"], checkpoint["chunks_added"]
+        rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
+    else:
+        save_checkpoint()
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+
+    # Training loop
+    start_time, start_step = time.time(), global_step
+    obs, _ = envs.reset(seed=args.seed + global_step)
+    while global_step < args.total_timesteps:
+        # Act
+        epsilon = linear_schedule(
+            args.start_e, args.end_e, args.exploration_fraction * args.total_timesteps, global_step
+        )
+        actions, explore = rng.integers(num_actions, size=args.num_envs), rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            actions = np.where(explore, actions, np.asarray(act(learner["params"], obs)))
+        next_obs, reward, terminated, truncated, infos = envs.step(actions)
+        done = terminated | truncated
+        episode_returns += reward
+        episode_lengths += 1
+        final_obs = next_obs
+        if done.any():
+            final_obs = next_obs.copy()
+            final_obs[done] = np.stack(infos["final_obs"][done])
+        columns = (obs, final_obs, actions[:, None], reward[:, None], terminated[:, None])
+        np.concatenate(columns, axis=1, out=chunk[staged])
+        staged += 1
+        obs = next_obs
+        for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
+            writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
+            writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
+            recent_returns.append(episode_returns[i])
+            episode_returns[i] = episode_lengths[i] = 0
+        global_step += args.num_envs
+
+        # Learn
+        if staged == chunk_steps:
+            updates = (
+                global_step // args.train_frequency
+                - (global_step - chunk.size // chunk.shape[-1]) // args.train_frequency
+            )
+            updates = updates if global_step > args.learning_starts else 0
+            learner = learn(learner, chunk.copy(), chunks_added, updates)
+            staged, chunks_added, num_updates = 0, chunks_added + 1, num_updates + updates
+        if global_step > args.learning_starts and global_step % args.target_network_frequency < args.num_envs:
+            learner["target_params"] = optax.incremental_update(learner["params"], learner["target_params"], args.tau)
+
+        # Log
+        if global_step % 100 < args.num_envs and num_updates:
+            means = (np.asarray(learner["losses"]) / num_updates).tolist()
+            if not np.isfinite(means).all():
+                sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
+            for name, mean in zip(loss_names, means):
+                writer.add_scalar(f"losses/{name}", mean, global_step)
+            learner["losses"], num_updates = jnp.zeros(len(loss_names)), 0
+            sps = (global_step - start_step) / (time.time() - start_time)
+            writer.add_scalar("charts/SPS", int(sps), global_step)
+            if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+                report(global_step, args.total_timesteps, sps, recent_returns)
+
+        # Checkpoint
+        if stop_signals or global_step % args.checkpoint_freq < args.num_envs or global_step >= args.total_timesteps:
+            save_checkpoint()
+        if stop_signals:
+            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(75)  # schedulers start such a job again
+
+    # Save and close
+    envs.close()
+    if args.save_model:
+        save_file(flatten_dict(learner["params"], sep="."), run_dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10, args.seed)
+        for i, value in enumerate(evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)):
+            writer.add_scalar("eval/episodic_return", value, i)
+    writer.close()
+    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
