@@ -23,7 +23,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,49 +76,67 @@ def fail(message):
 
 def parse_args():
     """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    argv = re.sub(r"^--([\w-]+)[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(r"^--([\w-]+)[\n=]False$", r"--no-\1", argv, flags=re.M).splitlines()
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
     args = tyro.cli(Args, args=argv)
     if args.resume:
         for name in ("args.json", "checkpoint.*", Path(__file__).name):
             if not any(Path(args.resume).glob(name)):
                 fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        args = tyro.cli(Args, args=argv, default=Args(**json.loads(Path(args.resume, "args.json").read_text())))
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     return args
 
 
-def open_run(run_dir, args, event_sizes):
-    """Record what it takes to repeat the run; on resume, cut its metrics back to the checkpoint. Returns the logger."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
     packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
-    (run_dir / "args.json").write_text(json.dumps(vars(args), indent=2))
-    (run_dir / "command.txt").write_text(shlex.join(sys.orig_argv) + "\n")
     (run_dir / "commit.txt").write_text(git.stdout)
     (run_dir / "packages.txt").write_text("".join(packages))
     (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    for file in run_dir.glob("events*"):
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
         os.truncate(file, event_sizes.get(file.name, 0))
     if args.track:
         import wandb
 
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
-        wandb.init(**names, id=run_dir.name, resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
     writer = SummaryWriter(run_dir)
-    table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
-    return writer
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
 
 
 def report(step, total, sps, returns):
     """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    left = time.strftime("%H:%M:%S", time.gmtime((total - step) / sps))
     bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
     line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
 
 
 def make_env(env_id, seed, idx, capture_video, run_name):
@@ -125,7 +144,7 @@ def make_env(env_id, seed, idx, capture_video, run_name):
         video = capture_video and idx == 0
         env = gym.make(env_id, render_mode="rgb_array" if video else None)
         if video:
-            env = gym.wrappers.RecordVideo(env, f"runs/{run_name}/videos", name_prefix=f"{time.time():.0f}")
+            env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
         env.action_space.seed(seed + idx)
         return env
 
@@ -138,7 +157,7 @@ def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
 
 
 class Layers(nn.Sequential):
-    def forward(self, x):  # past nn.Module.__call__, which takes as long as a layer of this size
+    def forward(self, x):  # without nn.Module.__call__ and its hooks, which take as long as such a layer
         for layer in self:
             x = layer.forward(x)
         return x
@@ -161,7 +180,7 @@ class ReplayBuffer:
     def __init__(self, size, num_envs, obs_dim, device):
         self.rows = torch.zeros((size // num_envs, num_envs, 2 * obs_dim + 3), device=device)
         self.widths, self.added = (obs_dim, obs_dim, 1, 1, 1), 0
-        self.filled = torch.zeros((), device=device)  # on the device, where a graph can read it
+        self.filled = torch.zeros((), dtype=torch.long, device=device)  # on the device, where a graph can read it
 
     def add(self, obs, next_obs, action, reward, terminated):
         columns = (obs, next_obs, action[:, None], reward[:, None], terminated[:, None])
@@ -171,18 +190,18 @@ class ReplayBuffer:
             self.filled.fill_(self.added * self.rows.shape[1])
 
     def sample(self, batch_size):
-        indices = (torch.rand(batch_size, device=self.rows.device) * self.filled).long()
+        indices = torch.randint(2**62, (batch_size,), device=self.rows.device) % self.filled
         obs, next_obs, *columns = self.rows.flatten(0, 1)[indices].split(self.widths, dim=1)
         return obs, next_obs, *(column.squeeze(1) for column in columns)
 
 
 def td_target(reward, terminated, next_q_values, gamma):
     """The reward and the discounted value of the best next action; an episode that has terminated has none."""
-    return reward + gamma * (1 - terminated) * next_q_values.amax(1)
+    return reward + gamma * (1 - terminated) * torch.amax(next_q_values, dim=1)
 
 
 def linear_schedule(start, end, duration, step):
-    return start + (end - start) * min(step / duration, 1)
+    return start + (end - start) * min(step / max(duration, 1), 1)
 
 
 def flatten(module):
@@ -241,23 +260,25 @@ def load_policy(run_dir, envs, device):
 
 if __name__ == "__main__":
     # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
     args = parse_args()
     if min(args.num_envs, args.batch_size, args.train_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
         fail("--num-envs, --batch-size, --train-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < args.num_envs or args.target_network_frequency < 1:
-        fail("--buffer-size must be at least --num-envs, and --target-network-frequency at least 1")
-    run_name = f"{re.sub('[/:]', '-', args.env_id)}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
+    if args.buffer_size < max(args.num_envs, args.train_frequency) or args.target_network_frequency < 1:
+        fail("--buffer-size must be at least --num-envs and --train-frequency, --target-network-frequency at least 1")
     try:
-        envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, os.path.relpath(run_dir, "runs"))
-    except gym.error.Error as error:
+        envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
+    except (gym.error.Error, ImportError) as error:
         fail(error)
-    if not isinstance(envs.single_action_space, gym.spaces.Discrete):
-        fail(f"{args.env_id} does not have discrete actions; for continuous ones use ppo_continuous_action.py")
+    if not isinstance(envs.single_action_space, gym.spaces.Discrete) or envs.single_action_space.start != 0:
+        fail(f"{args.env_id} needs discrete actions from 0 on; ppo_continuous_action.py handles continuous ones")
     if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} does not have vector observations; for Atari games use ppo_atari.py")
-    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu") if args.resume else {}
-    writer = open_run(run_dir, args, checkpoint.get("events", {}))
+        fail(f"{args.env_id} needs vector observations; ppo_atari.py handles the images of Atari games")
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -268,6 +289,9 @@ if __name__ == "__main__":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
     else:
         torch.set_num_threads(1)  # a thread pool slows networks of this size down
+
+    # Environments
+    envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
 
     # Agent and optimizer
     q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
@@ -313,7 +337,7 @@ if __name__ == "__main__":
         state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
         state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
         state |= {"replay": replay.rows[: replay.added].clone(), "added": replay.added}
-        state["rng"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
         state["numpy_rng"] = rng.bit_generator.state
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
         torch.save(state, run_dir / "unfinished.tmp")
@@ -330,14 +354,13 @@ if __name__ == "__main__":
         replay.filled.fill_(checkpoint["replay"].shape[:2].numel())
         rng.bit_generator.state = checkpoint["numpy_rng"]
         torch.set_rng_state(checkpoint["rng"][0])
-        torch.cuda.set_rng_state_all(checkpoint["rng"][1:])
+        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
+            torch.cuda.set_rng_state(checkpoint["rng"][1])
     else:
         save_checkpoint()
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
 
     # Training loop
-    start_time, start_step = time.time(), global_step
+    start_time, start_step = time.perf_counter(), global_step
     obs, _ = envs.reset(seed=args.seed + global_step)
     while global_step < args.total_timesteps:
         # Act
@@ -371,36 +394,41 @@ if __name__ == "__main__":
             for _ in range(global_step // args.train_frequency - last_step // args.train_frequency):
                 update()
                 num_updates += 1
-            if global_step % args.target_network_frequency < args.num_envs:
+            for _ in range(global_step // args.target_network_frequency - last_step // args.target_network_frequency):
                 target_weights.lerp_(weights.detach(), args.tau)
 
         # Log
-        if global_step % 100 < args.num_envs and num_updates:
+        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
+            continue
+        if num_updates:
             means = (losses / num_updates).tolist()
-            if not np.isfinite(means).all():
+            if not np.isfinite([*means, weights.sum().item()]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
             for name, mean in zip(loss_names, means):
                 writer.add_scalar(f"losses/{name}", mean, global_step)
             losses.zero_()
             num_updates = 0
-            sps = (global_step - start_step) / (time.time() - start_time)
-            writer.add_scalar("charts/SPS", int(sps), global_step)
-            if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
-                report(global_step, args.total_timesteps, sps, recent_returns)
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+            report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < args.num_envs or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
             sys.exit(75)  # schedulers start such a job again
 
     # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
     if args.save_model:
         save_file(q_network.state_dict(), run_dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, args.seed)
-        for i, value in enumerate(evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)):
-            writer.add_scalar("eval/episodic_return", value, i)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, i)
+        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

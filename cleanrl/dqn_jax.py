@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "flax>=0.10", "gymnasium[classic-control]>=1.2", "jax>=0.6", "numpy>=2", "optax>=0.2.4", "safetensors>=0.5",
-#     "tensorboardX>=2.6", "tyro>=0.9",
+#     "flax>=0.11", "gymnasium[classic-control]>=1.2", "jax>=0.7", "numpy>=2", "optax>=0.2.5", "safetensors>=0.5",
+#     "tensorboard>=2.19", "tyro>=0.9",
 # ]
 # ///
 """Deep Q-learning (DQN, Mnih et al. 2015, doi:10.1038/nature14236): vector observations, discrete actions.
@@ -28,7 +28,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -44,7 +45,10 @@ import tyro
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.flax import load_file, save_file
-from tensorboardX import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 @dataclass
@@ -82,49 +86,83 @@ def fail(message):
 
 def parse_args():
     """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    argv = re.sub(r"^--([\w-]+)[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(r"^--([\w-]+)[\n=]False$", r"--no-\1", argv, flags=re.M).splitlines()
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
     args = tyro.cli(Args, args=argv)
     if args.resume:
         for name in ("args.json", "checkpoint.*", Path(__file__).name):
             if not any(Path(args.resume).glob(name)):
                 fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        args = tyro.cli(Args, args=argv, default=Args(**json.loads(Path(args.resume, "args.json").read_text())))
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     return args
 
 
-def open_run(run_dir, args, event_sizes):
-    """Record what it takes to repeat the run; on resume, cut its metrics back to the checkpoint. Returns the logger."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+class SummaryWriter(EventFileWriter):
+    """The part of torch's SummaryWriter that we use."""
+
+    def __init__(self, folder):
+        super().__init__(str(folder))
+
+    def add_scalar(self, tag, value, step):
+        self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
+
+    def add_text(self, tag, text, step):
+        self.add(text_pb(tag, text), step)
+
+    def add(self, summary, step):
+        self.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
+
+
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
     packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
-    (run_dir / "args.json").write_text(json.dumps(vars(args), indent=2))
-    (run_dir / "command.txt").write_text(shlex.join(sys.orig_argv) + "\n")
     (run_dir / "commit.txt").write_text(git.stdout)
     (run_dir / "packages.txt").write_text("".join(packages))
     (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    for file in run_dir.glob("events*"):
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
         os.truncate(file, event_sizes.get(file.name, 0))
     if args.track:
         import wandb
 
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
-        wandb.init(**names, id=run_dir.name, resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
     writer = SummaryWriter(run_dir)
-    table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
-    return writer
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
 
 
 def report(step, total, sps, returns):
     """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    left = time.strftime("%H:%M:%S", time.gmtime((total - step) / sps))
     bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
     line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
 
 
 def make_env(env_id, seed, idx, capture_video, run_name):
@@ -132,7 +170,7 @@ def make_env(env_id, seed, idx, capture_video, run_name):
         video = capture_video and idx == 0
         env = gym.make(env_id, render_mode="rgb_array" if video else None)
         if video:
-            env = gym.wrappers.RecordVideo(env, f"runs/{run_name}/videos", name_prefix=f"{time.time():.0f}")
+            env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
         env.action_space.seed(seed + idx)
         return env
 
@@ -163,11 +201,11 @@ def sample(key, rows, filled, batch_size):
 
 def td_target(reward, terminated, next_q_values, gamma):
     """The reward and the discounted value of the best next action; an episode that has terminated has none."""
-    return reward + gamma * (1 - terminated) * next_q_values.max(1)
+    return reward + gamma * (1 - terminated) * jnp.max(next_q_values, axis=1)
 
 
 def linear_schedule(start, end, duration, step):
-    return start + (end - start) * min(step / duration, 1)
+    return start + (end - start) * min(step / max(duration, 1), 1)
 
 
 def evaluate(policy, envs, seed):
@@ -197,29 +235,34 @@ def load_policy(run_dir, envs, device):
 
 if __name__ == "__main__":
     # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
     args = parse_args()
     if min(args.num_envs, args.batch_size, args.train_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
         fail("--num-envs, --batch-size, --train-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < args.num_envs or args.target_network_frequency < 1:
-        fail("--buffer-size must be at least --num-envs, and --target-network-frequency at least 1")
-    run_name = f"{re.sub('[/:]', '-', args.env_id)}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
+    if args.buffer_size < max(args.num_envs, args.train_frequency) or args.target_network_frequency < 1:
+        fail("--buffer-size must be at least --num-envs and --train-frequency, --target-network-frequency at least 1")
     try:
-        envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, os.path.relpath(run_dir, "runs"))
-    except gym.error.Error as error:
+        envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
+    except (gym.error.Error, ImportError) as error:
         fail(error)
-    if not isinstance(envs.single_action_space, gym.spaces.Discrete):
-        fail(f"{args.env_id} does not have discrete actions; for continuous ones use ppo_continuous_action.py")
+    if not isinstance(envs.single_action_space, gym.spaces.Discrete) or envs.single_action_space.start != 0:
+        fail(f"{args.env_id} needs discrete actions from 0 on; ppo_continuous_action.py handles continuous ones")
     if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} does not have vector observations; for Atari games use ppo_atari.py")
-    checkpoint = msgpack_restore((run_dir / "checkpoint.msgpack").read_bytes()) if args.resume else {}
-    writer = open_run(run_dir, args, checkpoint.get("events", {}))
+        fail(f"{args.env_id} needs vector observations; ppo_atari.py handles the images of Atari games")
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+    checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
     # Seeding
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to other runs
     device = jax.devices()[0]
     key, init_key = jax.random.split(jax.random.key(args.seed))
     rng = np.random.default_rng(args.seed)
+
+    # Environments
+    envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
 
     # Agent and optimizer
     num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
@@ -291,11 +334,9 @@ if __name__ == "__main__":
         rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
     else:
         save_checkpoint()
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
 
     # Training loop
-    start_time, start_step = time.time(), global_step
+    start_time, start_step = time.perf_counter(), global_step
     obs, _ = envs.reset(seed=args.seed + global_step)
     while global_step < args.total_timesteps:
         # Act
@@ -322,7 +363,7 @@ if __name__ == "__main__":
             writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
             recent_returns.append(episode_returns[i])
             episode_returns[i] = episode_lengths[i] = 0
-        global_step += args.num_envs
+        last_step, global_step = global_step, global_step + args.num_envs
 
         # Learn
         if staged == chunk_steps:
@@ -333,35 +374,41 @@ if __name__ == "__main__":
             updates = updates if global_step > args.learning_starts else 0
             learner = learn(learner, chunk.copy(), chunks_added, updates)
             staged, chunks_added, num_updates = 0, chunks_added + 1, num_updates + updates
-        if global_step > args.learning_starts and global_step % args.target_network_frequency < args.num_envs:
+        target_updates = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(target_updates if global_step > args.learning_starts else 0):
             learner["target_params"] = optax.incremental_update(learner["params"], learner["target_params"], args.tau)
 
         # Log
-        if global_step % 100 < args.num_envs and num_updates:
+        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
+            continue
+        if num_updates:
             means = (np.asarray(learner["losses"]) / num_updates).tolist()
             if not np.isfinite(means).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
             for name, mean in zip(loss_names, means):
                 writer.add_scalar(f"losses/{name}", mean, global_step)
             learner["losses"], num_updates = jnp.zeros(len(loss_names)), 0
-            sps = (global_step - start_step) / (time.time() - start_time)
-            writer.add_scalar("charts/SPS", int(sps), global_step)
-            if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
-                report(global_step, args.total_timesteps, sps, recent_returns)
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+            report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < args.num_envs or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
             sys.exit(75)  # schedulers start such a job again
 
     # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
     if args.save_model:
         save_file(flatten_dict(learner["params"], sep="."), run_dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, args.seed)
-        for i, value in enumerate(evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)):
-            writer.add_scalar("eval/episodic_return", value, i)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, i)
+        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

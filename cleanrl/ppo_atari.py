@@ -1,14 +1,15 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "ale-py>=0.11", "gymnasium>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+#     "ale-py>=0.12", "gymnasium>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games.
 
 Differs from ppo.py:
 1. ale_py's vector environment (C++ threads): up to 30 no-ops and FIRE on reset, frame skip 4 with the maximum of the
-   last two frames, 84x84 grey, 4 frames stacked; a lost life ends the episode for the agent, but the game goes on;
+   last two frames, 84x84 grey, 4 frames stacked; a lost life ends the episode for the agent, but the game goes on, and
+   it is the agent that presses FIRE then;
 2. rewards are clipped to their sign for learning; logged returns are of whole games, unclipped;
 3. actor and critic share the convolutional network of Mnih et al. (2015);
 4. videos are separate episodes of the current policy.
@@ -30,7 +31,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,49 +88,67 @@ def fail(message):
 
 def parse_args():
     """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    argv = re.sub(r"^--([\w-]+)[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(r"^--([\w-]+)[\n=]False$", r"--no-\1", argv, flags=re.M).splitlines()
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
     args = tyro.cli(Args, args=argv)
     if args.resume:
         for name in ("args.json", "checkpoint.*", Path(__file__).name):
             if not any(Path(args.resume).glob(name)):
                 fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        args = tyro.cli(Args, args=argv, default=Args(**json.loads(Path(args.resume, "args.json").read_text())))
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     return args
 
 
-def open_run(run_dir, args, event_sizes):
-    """Record what it takes to repeat the run; on resume, cut its metrics back to the checkpoint. Returns the logger."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
     packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
-    (run_dir / "args.json").write_text(json.dumps(vars(args), indent=2))
-    (run_dir / "command.txt").write_text(shlex.join(sys.orig_argv) + "\n")
     (run_dir / "commit.txt").write_text(git.stdout)
     (run_dir / "packages.txt").write_text("".join(packages))
     (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    for file in run_dir.glob("events*"):
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
         os.truncate(file, event_sizes.get(file.name, 0))
     if args.track:
         import wandb
 
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
-        wandb.init(**names, id=run_dir.name, resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
     writer = SummaryWriter(run_dir)
-    table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
-    return writer
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
 
 
 def report(step, total, sps, returns):
     """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    left = time.strftime("%H:%M:%S", time.gmtime((total - step) / sps))
     bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
     line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
 
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
@@ -149,6 +169,7 @@ def record_video(policy, env_id, seed, path):
     def film(obs):
         action = policy(obs)
         frames.append(twin.step(action)[0][0, 0])
+        del frames[4500:]  # five minutes are enough
         return action
 
     evaluate(film, make_envs(env_id, 1, False), seed)
@@ -256,22 +277,24 @@ def load_policy(run_dir, envs, device):
 
 if __name__ == "__main__":
     # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
     args = parse_args()
     if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
         fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
-    if batch_size % args.num_minibatches or not num_iterations:
-        fail(f"--num-minibatches must divide the rollout of {batch_size} steps, --total-timesteps not be less than it")
-    run_name = f"{re.sub('[/:]', '-', args.env_id)}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
+    if batch_size % args.num_minibatches or minibatch_size < 2:
+        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
+    if num_iterations == 0:
+        fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
     try:
-        envs = make_envs(args.env_id, args.num_envs)
-    except gym.error.Error as error:
+        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
+    except (gym.error.Error, ImportError) as error:
         fail(error)
-    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu") if args.resume else {}
-    writer = open_run(run_dir, args, checkpoint.get("events", {}))
+    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -279,6 +302,9 @@ if __name__ == "__main__":
     torch.backends.cudnn.deterministic = args.torch_deterministic
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
+
+    # Environments
+    envs = make_envs(args.env_id, args.num_envs)
 
     # Agent and optimizer
     agent = Agent(envs).to(device)
@@ -302,6 +328,10 @@ if __name__ == "__main__":
     @torch.no_grad()
     def act():
         act_action.copy_(agent.get_action(act_obs))
+
+    @torch.no_grad()
+    def value(x):
+        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device)).cpu().numpy()
 
     def update():
         global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
@@ -328,7 +358,7 @@ if __name__ == "__main__":
         optimizer.step()
         with torch.no_grad():
             old_approx_kl = -logratio.mean()
-            approx_kl = ratio.mean() - 1 + old_approx_kl  # estimator k3 of http://joschu.net/blog/kl-approx.html
+            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
             clipfrac = (ratio != clipped_ratio).float().mean()
             losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
 
@@ -339,7 +369,7 @@ if __name__ == "__main__":
     def save_checkpoint():
         writer.flush()
         state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-        state["rng"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
         torch.save(state, run_dir / "unfinished.tmp")
         os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
@@ -350,14 +380,13 @@ if __name__ == "__main__":
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
         torch.set_rng_state(checkpoint["rng"][0])
-        torch.cuda.set_rng_state_all(checkpoint["rng"][1:])
+        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
+            torch.cuda.set_rng_state(checkpoint["rng"][1])
     else:
         save_checkpoint()
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
 
     # Training loop
-    start_time, start_step = time.time(), global_step
+    start_time, start_step = time.perf_counter(), global_step
     next_obs, infos = envs.reset(seed=args.seed + global_step)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
@@ -375,10 +404,10 @@ if __name__ == "__main__":
             rewards[step], dones[step] = np.sign(reward), terminated | truncated
             episode_returns += reward
             episode_lengths += 1
-            if truncated.any():
-                final_obs = torch.as_tensor(np.stack(infos["final_obs"][truncated]), dtype=b_obs.dtype, device=device)
-                final_values[step, truncated] = agent.get_value(final_obs).detach().cpu()
-            game_over = dones[step] * (infos["lives"] >= lives)  # a lost life leaves fewer, a new game does not
+            cut = truncated & ~terminated
+            if cut.any():
+                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
+            game_over = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
             for i in np.flatnonzero(game_over):  # environment i has made step number global_step + i + 1
                 writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
                 writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
@@ -391,9 +420,8 @@ if __name__ == "__main__":
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         with torch.no_grad():
             b_logprobs[:], _, b_values[:] = agent.evaluate(b_obs, b_actions)
-            next_value = agent.get_value(torch.as_tensor(next_obs, dtype=b_obs.dtype, device=device)).cpu().numpy()
         values = b_values.cpu().numpy().reshape(rewards.shape)
-        advantages = gae(rewards, values, next_value, dones, final_values, args.gamma, args.gae_lambda)
+        advantages = gae(rewards, values, value(next_obs), dones, final_values, args.gamma, args.gae_lambda)
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(b_advantages + b_values)
 
@@ -408,13 +436,13 @@ if __name__ == "__main__":
 
         # Log
         means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
-        if not np.isfinite(means).all():
+        if not np.isfinite([*means, weights.sum().item()]).all():
             sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
         for name, mean in zip(loss_names, means):
             writer.add_scalar(f"losses/{name}", mean, global_step)
         writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.time() - start_time)
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
         if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
             report(global_step, args.total_timesteps, sps, recent_returns)
@@ -431,11 +459,14 @@ if __name__ == "__main__":
             sys.exit(75)  # schedulers start such a job again
 
     # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
     if args.save_model:
         save_file(agent.state_dict(), run_dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        for i, value in enumerate(evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)):
-            writer.add_scalar("eval/episodic_return", value, i)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, i)
+        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

@@ -29,7 +29,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,49 +85,67 @@ def fail(message):
 
 def parse_args():
     """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    argv = re.sub(r"^--([\w-]+)[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(r"^--([\w-]+)[\n=]False$", r"--no-\1", argv, flags=re.M).splitlines()
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
     args = tyro.cli(Args, args=argv)
     if args.resume:
         for name in ("args.json", "checkpoint.*", Path(__file__).name):
             if not any(Path(args.resume).glob(name)):
                 fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        args = tyro.cli(Args, args=argv, default=Args(**json.loads(Path(args.resume, "args.json").read_text())))
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     return args
 
 
-def open_run(run_dir, args, event_sizes):
-    """Record what it takes to repeat the run; on resume, cut its metrics back to the checkpoint. Returns the logger."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
     packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
-    (run_dir / "args.json").write_text(json.dumps(vars(args), indent=2))
-    (run_dir / "command.txt").write_text(shlex.join(sys.orig_argv) + "\n")
     (run_dir / "commit.txt").write_text(git.stdout)
     (run_dir / "packages.txt").write_text("".join(packages))
     (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    for file in run_dir.glob("events*"):
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
         os.truncate(file, event_sizes.get(file.name, 0))
     if args.track:
         import wandb
 
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
-        wandb.init(**names, id=run_dir.name, resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
     writer = SummaryWriter(run_dir)
-    table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
-    return writer
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
 
 
 def report(step, total, sps, returns):
     """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    left = time.strftime("%H:%M:%S", time.gmtime((total - step) / sps))
     bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
     line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(line, end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
 
 
 def make_env(env_id, seed, idx, capture_video, run_name):
@@ -136,8 +155,10 @@ def make_env(env_id, seed, idx, capture_video, run_name):
             os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
         env = gym.make(env_id, render_mode="rgb_array" if video else None)
         if video:
-            env = gym.wrappers.RecordVideo(env, f"runs/{run_name}/videos", name_prefix=f"{time.time():.0f}")
-        env = gym.wrappers.ClipAction(gym.wrappers.FlattenObservation(env))
+            env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
+        env = gym.wrappers.FlattenObservation(env)
+        if isinstance(env.action_space, gym.spaces.Box):
+            env = gym.wrappers.ClipAction(env)
         env.action_space.seed(seed + idx)
         return env
 
@@ -156,7 +177,7 @@ def layer_init(layer, std=2**0.5):
 
 
 class Layers(nn.Sequential):
-    def forward(self, x):  # past nn.Module.__call__, which takes as long as a layer of this size
+    def forward(self, x):  # without nn.Module.__call__ and its hooks, which take as long as such a layer
         for layer in self:
             x = layer.forward(x)
         return x
@@ -174,7 +195,7 @@ class RunningMeanStd(nn.Module):
     def update(self, x):
         delta, total = x.mean(0) - self.mean, self.count + len(x)
         squares = self.count * self.std**2 + len(x) * x.var(0, correction=0) + delta**2 * self.count * len(x) / total
-        self.std.copy_((squares / total + 1e-8).sqrt())
+        self.std.copy_((squares / total).clamp(min=1e-8).sqrt())
         self.mean.add_(delta * len(x) / total)
         self.count.copy_(total)
 
@@ -275,26 +296,30 @@ def load_policy(run_dir, envs, device):
 
 if __name__ == "__main__":
     # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
     args = parse_args()
     if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
         fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
-    if batch_size % args.num_minibatches or not num_iterations:
-        fail(f"--num-minibatches must divide the rollout of {batch_size} steps, --total-timesteps not be less than it")
-    run_name = f"{re.sub('[/:]', '-', args.env_id)}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
+    if batch_size % args.num_minibatches or minibatch_size < 2:
+        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
+    if num_iterations == 0:
+        fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
     try:
-        envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, os.path.relpath(run_dir, "runs"))
-    except gym.error.Error as error:
+        envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
+    except (gym.error.Error, ImportError) as error:
         fail(error)
-    if not isinstance(envs.single_action_space, gym.spaces.Box):
-        fail(f"{args.env_id} does not have continuous actions; ppo.py handles discrete ones")
+    if not isinstance(envs.single_action_space, gym.spaces.Box) or len(envs.single_action_space.shape) != 1:
+        fail(f"{args.env_id} needs a vector of continuous actions; ppo.py handles discrete ones")
     if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} does not have vector observations; ppo_atari.py handles the images of Atari games")
-    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu") if args.resume else {}
-    writer = open_run(run_dir, args, checkpoint.get("events", {}))
+        fail(f"{args.env_id} needs vector observations; ppo_atari.py handles the images of Atari games")
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -304,6 +329,9 @@ if __name__ == "__main__":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
     else:
         torch.set_num_threads(1)  # a thread pool slows networks of this size down
+
+    # Environments
+    envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
 
     # Agent and optimizer
     agent = Agent(envs).to(device)
@@ -327,6 +355,10 @@ if __name__ == "__main__":
     @torch.no_grad()
     def act():
         act_action.copy_(agent.get_action(act_obs))
+
+    @torch.no_grad()
+    def value(x):
+        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device)).cpu().numpy()
 
     def update():
         global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
@@ -353,7 +385,7 @@ if __name__ == "__main__":
         optimizer.step()
         with torch.no_grad():
             old_approx_kl = -logratio.mean()
-            approx_kl = ratio.mean() - 1 + old_approx_kl  # estimator k3 of http://joschu.net/blog/kl-approx.html
+            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
             clipfrac = (ratio != clipped_ratio).float().mean()
             losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
 
@@ -364,7 +396,7 @@ if __name__ == "__main__":
     def save_checkpoint():
         writer.flush()
         state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-        state["rng"] = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
         torch.save(state, run_dir / "unfinished.tmp")
         os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
@@ -375,15 +407,14 @@ if __name__ == "__main__":
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
         torch.set_rng_state(checkpoint["rng"][0])
-        torch.cuda.set_rng_state_all(checkpoint["rng"][1:])
+        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
+            torch.cuda.set_rng_state(checkpoint["rng"][1])
     else:
         save_checkpoint()
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
 
     # Training loop
-    start_time, start_step = time.time(), global_step
-    next_obs, _ = envs.reset(seed=args.seed + global_step)
+    start_time, start_step = time.perf_counter(), global_step
+    next_obs, infos = envs.reset(seed=args.seed + global_step)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
@@ -400,9 +431,9 @@ if __name__ == "__main__":
             discounted_returns[step] = discounted_return = args.gamma * discounted_return + reward
             episode_returns += reward
             episode_lengths += 1
-            if truncated.any():
-                final_obs = torch.as_tensor(np.stack(infos["final_obs"][truncated]), dtype=b_obs.dtype, device=device)
-                final_values[step, truncated] = agent.get_value(final_obs).detach().cpu()
+            cut = truncated & ~terminated
+            if cut.any():
+                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
             for i in np.flatnonzero(dones[step]):  # environment i has made step number global_step + i + 1
                 writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
                 writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
@@ -415,11 +446,10 @@ if __name__ == "__main__":
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         with torch.no_grad():
             b_logprobs[:], _, b_values[:] = agent.evaluate(b_obs, b_actions)
-            next_value = agent.get_value(torch.as_tensor(next_obs, dtype=b_obs.dtype, device=device)).cpu().numpy()
         agent.return_rms.update(torch.from_numpy(discounted_returns).flatten().to(device))
-        rewards = (rewards / agent.return_rms.std.item()).clip(-10, 10)
+        scaled_rewards = (rewards / agent.return_rms.std.item()).clip(-10, 10)
         values = b_values.cpu().numpy().reshape(rewards.shape)
-        advantages = gae(rewards, values, next_value, dones, final_values, args.gamma, args.gae_lambda)
+        advantages = gae(scaled_rewards, values, value(next_obs), dones, final_values, args.gamma, args.gae_lambda)
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(b_advantages + b_values)
 
@@ -435,13 +465,13 @@ if __name__ == "__main__":
 
         # Log
         means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
-        if not np.isfinite(means).all():
+        if not np.isfinite([*means, weights.sum().item()]).all():
             sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
         for name, mean in zip(loss_names, means):
             writer.add_scalar(f"losses/{name}", mean, global_step)
         writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
         writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.time() - start_time)
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
         if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
             report(global_step, args.total_timesteps, sps, recent_returns)
@@ -454,11 +484,14 @@ if __name__ == "__main__":
             sys.exit(75)  # schedulers start such a job again
 
     # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
     if args.save_model:
         save_file(agent.state_dict(), run_dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, args.seed)
-        for i, value in enumerate(evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)):
-            writer.add_scalar("eval/episodic_return", value, i)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, i)
+        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

@@ -1,0 +1,1 @@
+"""How fast our files are beside their peers, measured side by side: `python -m benchmark.speed`."""

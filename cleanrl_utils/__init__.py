@@ -1,0 +1,1 @@
+"""The tools around the algorithms of cleanrl/, each one file with its own command line."""

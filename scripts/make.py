@@ -1,0 +1,87 @@
+"""What the Makefile does, for every platform: python scripts/make.py {train,test} [arguments of ppo.py or pytest].
+
+Both commands make .venv in the repository if it is not there and install what they need into it with pip. An existing
+.venv is used as it is; what it holds is remembered in .venv/installed.json, so that a second call starts at once.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    version = ".".join(map(str, sys.version_info[:2]))
+    sys.exit(f"Python 3.11 or newer is needed, this is {version}. To name another: make train PYTHON=python3.12")
+
+import ctypes.util
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
+TEST_EXTRAS = {"atari", "mujoco", "jax", "video", "track", "test", "dev"}
+
+
+def call(*command, **environment):
+    print("+", *command, flush=True)
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode
+    if code:
+        sys.exit(code)
+
+
+def python(*arguments, **environment):
+    call(str(BIN / "python"), *arguments, **environment)
+
+
+def install(extras):
+    """Bring .venv to the state that pyproject.toml and the extras ask for, on top of the extras it has already."""
+    stamp = VENV / "installed.json"
+    pyproject = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    state = json.loads(stamp.read_text()) if stamp.exists() else {"pyproject": "", "extras": []}
+    if state["pyproject"] == pyproject and extras <= set(state["extras"]):
+        return
+    extras = sorted(extras | set(state["extras"]))
+    stamp.unlink(missing_ok=True)
+    if not (VENV / "pyvenv.cfg").exists():
+        if subprocess.run([sys.executable, "-m", "venv", str(VENV)]).returncode:
+            shutil.rmtree(VENV, ignore_errors=True)
+            sys.exit("Python's venv module does not work here; on Debian and Ubuntu: apt-get install python3-venv")
+    python("-m", "pip", "install", "--quiet", "--editable", f".[{','.join(extras)}]" if extras else ".")
+    stamp.write_text(json.dumps({"pyproject": pyproject, "extras": extras}))
+
+
+def install_gl():
+    """Without a screen MuJoCo renders through EGL and OpenGL, which are system libraries."""
+    if not sys.platform.startswith("linux") or all(map(ctypes.util.find_library, ["EGL", "GL"])):
+        return
+    command = ["apt-get", "install", "-qy", "--no-install-recommends", "libegl1", "libgl1", "libgl1-mesa-dri"]
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        sys.exit(f"The video tests need EGL and OpenGL; on Debian and Ubuntu: sudo {' '.join(command)}")
+    call("apt-get", "update", "-q")
+    call(*command, DEBIAN_FRONTEND="noninteractive")
+
+
+def train(arguments):
+    install(set())
+    python("cleanrl/ppo.py", "--env-id", "CartPole-v1", *arguments, "--save-model")
+
+
+def test(arguments):
+    install(TEST_EXTRAS)
+    install_gl()
+    folders = [name for name in FOLDERS if (ROOT / name).exists()]
+    python("-m", "cleanrl_utils.style")
+    python("-m", "ruff", "check", *folders)
+    python("-m", "ruff", "format", "--check", *folders)
+    call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
+    python("-m", "pytest", "-n", "2", *arguments, CLEANRL_REQUIRE_ALL="1")  # a missing optional part is a failure
+
+
+if __name__ == "__main__":
+    commands = {"train": train, "test": test}
+    if len(sys.argv) < 2 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    commands[sys.argv[1]](sys.argv[2:])

@@ -1,0 +1,236 @@
+"""Helpers of the tests of the algorithm files. What is tested is every table of cleanrl/lineage.toml.
+
+CLEANRL_REQUIRE_ALL=1 turns the skip of a test whose optional package is missing into a failure.
+"""
+
+import ast
+import importlib
+import os
+import pickle
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+sys.path.insert(0, str(ROOT))  # for `from cleanrl.ppo import gae`
+
+LINEAGE = tomllib.loads((ROOT / "cleanrl/lineage.toml").read_text())
+FILES = list(LINEAGE)
+
+PPO_METRICS = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
+METRICS = {  # by family, that is by the root of a file's line of parents
+    "ppo": {f"losses/{name}" for name in PPO_METRICS} | {"charts/learning_rate"},
+    "dqn": {"losses/td_loss", "losses/q_values"},
+}
+COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
+
+
+def family(name):
+    while "parent" in LINEAGE[name]:
+        name = LINEAGE[name]["parent"]
+    return name
+
+
+def script(name):
+    return ROOT / "cleanrl" / f"{name}.py"
+
+
+def uses(name, module):
+    return module in imports(script(name).read_text())
+
+
+def imports(source):
+    """The top-level modules that a source text imports anywhere; a relative import counts as "."."""
+    modules = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module.split(".")[0] if node.level == 0 else ".")
+    return modules
+
+
+def header(source):
+    """The PEP 723 block of a script."""
+    (block,) = re.findall(r"(?m)^# /// script$\n((?:^#(?: .*)?$\n)+?)^# ///$", source)
+    return tomllib.loads("".join(line[2:] for line in block.splitlines(keepends=True)))
+
+
+def default(name, flag):
+    """A flag's default, read from the text of a file."""
+    (value,) = re.findall(rf"(?m)^    {flag}: [^=]+ = (.+?)(?:  #.*)?$", script(name).read_text())
+    return ast.literal_eval(value)
+
+
+def smoke(name, **flags):
+    """The smoke arguments of a file, changed by `flags`; None removes one."""
+    argv = shlex.split(LINEAGE[name]["smoke"])
+    for flag, value in flags.items():
+        flag = "--" + flag.replace("_", "-")
+        if flag in argv:
+            del argv[argv.index(flag) : argv.index(flag) + 2]
+        argv += [] if value is None else [flag, str(value)]
+    return argv
+
+
+def smoke_total(name):
+    argv = smoke(name)
+    return int(argv[argv.index("--total-timesteps") + 1])
+
+
+def require(*modules):
+    """Skip, or with CLEANRL_REQUIRE_ALL=1 fail, unless the modules can be imported."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        message = f"not installed: {', '.join(missing)}"
+        pytest.fail(message) if os.environ.get("CLEANRL_REQUIRE_ALL") == "1" else pytest.skip(message)
+
+
+def require_for(name):
+    """What a file needs with its smoke arguments: its imports, and the extras of its header."""
+    source = script(name).read_text()
+    modules = imports(source) - {"wandb", "."} - set(sys.stdlib_module_names)
+    if "gymnasium[mujoco]" in source and "--env-id" not in smoke(name):
+        modules.add("mujoco")
+    require(*sorted(modules))
+
+
+def each(which=lambda name: True):
+    """Parametrise a test over the files for which `which(name)` holds."""
+    return pytest.mark.parametrize("name", [name for name in FILES if which(name)])
+
+
+def load(name):
+    """Import a file of cleanrl/ as a module."""
+    require_for(name)
+    return importlib.import_module(f"cleanrl.{name}")
+
+
+def environment(gpu=False, **changes):
+    """The environment of a script: on the CPU unless asked, with the probe environments importable, W&B offline."""
+    env = os.environ | {"PYTHONPATH": str(TESTS), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    env |= {"OMP_NUM_THREADS": "1"}  # tests run side by side
+    if not gpu:
+        env |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    return {key: value for key, value in (env | changes).items() if value is not None}
+
+
+def start(path, *argv, cwd, env=None):
+    command = [sys.executable, str(path), *map(str, argv)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=env or environment(), **pipes)
+
+
+def run(path, *argv, cwd, env=None, code=0, timeout=300):
+    """Run a script to its end in the folder `cwd`, expecting an exit code; returns the finished process."""
+    process = start(path, *argv, cwd=cwd, env=env)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == code, (
+        f"exit code {process.returncode}, not {code}:\n{stdout[-2000:]}\n{stderr[-4000:]}"
+    )
+    return subprocess.CompletedProcess(process.args, code, stdout, stderr)
+
+
+DRIVER = """
+import inspect, pickle, runpy, sys
+
+path, out, before, after, *argv = sys.argv[1:]
+sys.argv = [path, *argv]
+result = {}
+exec(before)
+copy = runpy.run_path(path, run_name="__main__")
+# the live globals, which `update` and the like write to, rather than runpy's copy of them
+live = next(f for f in copy.values() if inspect.isfunction(f) and f.__code__.co_filename == path).__globals__
+live["result"] = result
+exec(after, live)
+with open(out, "wb") as file:
+    pickle.dump(result, file)
+"""
+
+
+def inspect_run(path, *argv, cwd, before="", after="", env=None, timeout=300):
+    """Run a script with runpy, then the code `after` in its globals; returns the dictionary `result` that it filled.
+
+    The code `before` runs first, in a namespace of its own that shares `result`.
+    """
+    command = [sys.executable, "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, *map(str, argv)]
+    done = subprocess.run(
+        command, cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    with open(cwd / "result.pickle", "rb") as file:
+        return pickle.load(file) | {"stdout": done.stdout, "stderr": done.stderr}
+
+
+def run_dir(cwd):
+    (folder,) = (cwd / "runs").iterdir()
+    return folder
+
+
+def raw_scalars(folder, partial_tail=False):
+    """Every scalar in a run's event files as (tag, step, value), in the order of writing.
+
+    TensorBoard's own reader drops what a restart makes obsolete; this one hides nothing.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.util.tensor_util import make_ndarray
+
+    scalars = []
+    for file in sorted(folder.glob("events*"), key=lambda file: (file.name.split(".")[3], file.stat().st_mtime)):
+        data, position = file.read_bytes(), 0
+        while position < len(data):
+            (length,) = struct.unpack_from("<Q", data.ljust(position + 8, b"\0"), position)
+            end = position + 12 + length + 4
+            if end > len(data):
+                assert partial_tail, f"{file} ends in the middle of a record"
+                break
+            event = Event.FromString(data[position + 12 : end - 4])
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "text":
+                    continue
+                number = value.simple_value if value.HasField("simple_value") else make_ndarray(value.tensor).item()
+                scalars.append((value.tag, event.step, number))
+            position = end
+    return scalars
+
+
+def tensorboard_scalars(folder):
+    """The scalars that TensorBoard shows: tag -> [(step, value)]."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def steps(scalars, prefix=""):
+    """tag -> its steps in the order of writing, from raw scalars."""
+    by_tag = {}
+    for tag, step, _ in scalars:
+        if tag.startswith(prefix):
+            by_tag.setdefault(tag, []).append(step)
+    return by_tag
+
+
+def untimed(scalars):
+    return [scalar for scalar in scalars if "SPS" not in scalar[0]]
+
+
+def pytest_collection_modifyitems(items):
+    if any(item.get_closest_marker("cuda") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():  # hardware, unlike a package, cannot be installed: a skip in any case
+            for item in items:
+                if item.get_closest_marker("cuda"):
+                    item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))

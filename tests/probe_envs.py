@@ -1,0 +1,133 @@
+"""Tiny environments that isolate one ability each, registered as <Name>Discrete-v0 and <Name>Continuous-v0.
+
+Discrete: two actions, of which 1 is right where one is. Continuous: Box(-1, 1), with the right action at +-0.5.
+"""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Probe(gym.Env):
+    """One observation in [-1, 1]; subclasses say how an episode starts (`start`) and what a step does (`respond`)."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    observation_space = gym.spaces.Box(-1, 1, (1,), dtype=np.float32)
+
+    def __init__(self, continuous, render_mode=None):
+        self.continuous, self.render_mode = continuous, render_mode
+        self.action_space = gym.spaces.Box(-1, 1, (1,), dtype=np.float32) if continuous else gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.state = 0, self.start()
+        return np.array([self.state], dtype=np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        reward, self.state, terminated, truncated = self.respond(action)
+        return np.array([self.state], dtype=np.float32), reward, terminated, truncated, {}
+
+    def render(self):
+        return np.full((64, 64, 3), 127 + int(100 * self.state), dtype=np.uint8)
+
+    def start(self):
+        return 0.0
+
+    def sign(self):
+        return float(self.np_random.choice([-1, 1]))
+
+    def score(self, action, side):
+        """1 for the right action on a side (-1 or 1), less for others."""
+        if self.continuous:
+            return 1.0 - 4.0 * (float(action[0]) - 0.5 * side) ** 2
+        return 1.0 if action == (side > 0) else -1.0
+
+
+class ConstantReward(Probe):
+    """One step, reward 1: V = 1."""
+
+    def respond(self, action):
+        return 1.0, 0.0, True, False
+
+
+class ObservationReward(Probe):
+    """One step, the reward is the observation: V(o) = o."""
+
+    def start(self):
+        return self.sign()
+
+    def respond(self, action):
+        return self.state, self.state, True, False
+
+
+class Discounting(Probe):
+    """Two steps, observations 0 and 1, reward 1 at the end: V(1) = 1, V(0) = gamma."""
+
+    def respond(self, action):
+        return float(self.time == 2), 1.0, self.time == 2, False
+
+
+class ActionReward(Probe):
+    """One step, the reward depends on the action: take the right one."""
+
+    def respond(self, action):
+        return self.score(action, 1), 0.0, True, False
+
+
+class ObservationAction(Probe):
+    """One step, the right action depends on the observation."""
+
+    def start(self):
+        return self.sign()
+
+    def respond(self, action):
+        return self.score(action, self.state), self.state, True, False
+
+
+class TruncationOnly(Probe):
+    """Reward 1 for ever, seen through episodes that are cut off after 4 steps: V = 1 / (1 - gamma)."""
+
+    def respond(self, action):
+        return 1.0, 0.0, False, self.time == 4
+
+
+class TruncationState(Probe):
+    """The reward is the observation, which an episode keeps for 3 steps until it is cut off: V(o) = o / (1 - gamma).
+
+    An agent that bootstraps from the next episode's first observation, of a random sign, is as wrong as one that stops.
+    """
+
+    def start(self):
+        return self.sign()
+
+    def respond(self, action):
+        return self.state, self.state, False, self.time == 3
+
+
+class NanReward(Probe):
+    """Rewards are good for 200 steps over all episodes of this instance, then NaN."""
+
+    count = 0
+
+    def respond(self, action):
+        self.count += 1
+        return float("nan") if self.count > 200 else 1.0, 0.0, self.time == 4, False
+
+
+class Image(ConstantReward):
+    """Observations that are not vectors."""
+
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), dtype=np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros((8, 8, 3), dtype=np.uint8), {}
+
+    def step(self, action):
+        return np.zeros((8, 8, 3), dtype=np.uint8), 1.0, True, False, {}
+
+
+VALUE_PROBES = [ConstantReward, ObservationReward, Discounting, TruncationOnly, TruncationState]
+for kind in [*VALUE_PROBES, ActionReward, ObservationAction, NanReward, Image]:
+    for suffix in ("Discrete", "Continuous"):
+        gym.register(f"{kind.__name__}{suffix}-v0", kind, kwargs={"continuous": suffix == "Continuous"})

@@ -1,0 +1,228 @@
+"""Bad input gets one clear line, exit code 2 and no folder; a non-finite loss ends a run and spares its checkpoint."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from conftest import (
+    FILES,
+    LINEAGE,
+    ROOT,
+    TESTS,
+    default,
+    each,
+    environment,
+    family,
+    load,
+    require_for,
+    run,
+    run_dir,
+    script,
+    smoke,
+    uses,
+)
+
+HIDE = """
+import importlib.machinery
+
+HIDDEN = {hidden!r}
+find_spec = importlib.machinery.PathFinder.find_spec
+
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        return None if name.split(".")[0] in HIDDEN else find_spec(name, path, target)
+
+
+importlib.machinery.PathFinder.find_spec = Finder.find_spec
+"""
+
+
+def refuse(name, *argv, cwd, env=None):
+    """Run a file on bad input; returns the line in which it says why it refuses."""
+    require_for(name)
+    done = run(script(name), *argv, cwd=cwd, env=env, code=2)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith(f"{name}.py: "), lines[0]
+    assert not (cwd / "runs").exists()
+    return lines[0]
+
+
+@each()
+def test_unknown_environment_names_a_near_match(name, tmp_path):
+    known, version = default(name, "env_id").rsplit("-", 1)
+    line = refuse(name, "--env-id", f"{known[:-1]}-{version}", cwd=tmp_path)
+    assert re.search(rf"\b{known}\b", line)
+
+
+@each()
+def test_unknown_module_of_an_environment(name, tmp_path):
+    assert "no_such_module" in refuse(name, "--env-id", "no_such_module:Env-v0", cwd=tmp_path)
+
+
+@each()
+def test_wrong_space_names_the_file_that_handles_it(name, tmp_path):
+    probes = LINEAGE[name].get("probes")
+    wrong = {
+        "discrete": ["probe_envs:ConstantRewardContinuous-v0", "probe_envs:ImageDiscrete-v0"],
+        "continuous": ["probe_envs:ConstantRewardDiscrete-v0"],
+        None: ["CartPole-v1"],
+    }
+    for env_id in wrong[probes]:
+        line = refuse(name, "--env-id", env_id, cwd=tmp_path)
+        files = re.findall(r"\b(\w+)\.py\b", line.removeprefix(f"{name}.py: "))
+        assert files and name not in files
+        for file in files:
+            assert (ROOT / "cleanrl" / f"{file}.py").exists(), line
+        if "Continuous" in env_id:
+            assert LINEAGE[files[0]]["probes"] == "continuous"
+        elif "Image" not in env_id:
+            assert LINEAGE[files[0]]["probes"] == "discrete"
+
+
+BAD_SIZES = {
+    "ppo": {
+        "num_minibatches": (3, "--num-minibatches"),
+        "total_timesteps": (10, "--total-timesteps"),
+        "num_envs": (0, "--num-envs"),
+        "num_steps": (0, "--num-steps"),
+        "update_epochs": (0, "--update-epochs"),
+        "checkpoint_freq": (0, "--checkpoint-freq"),
+    },
+    "dqn": {
+        "num_envs": (0, "--num-envs"),
+        "batch_size": (0, "--batch-size"),
+        "buffer_size": (0, "--buffer-size"),
+        "train_frequency": (0, "--train-frequency"),
+        "target_network_frequency": (0, "--target-network-frequency"),
+        "total_timesteps": (0, "--total-timesteps"),
+        "checkpoint_freq": (0, "--checkpoint-freq"),
+    },
+}
+
+
+@pytest.mark.parametrize("name, flag", [(name, flag) for name in FILES for flag in BAD_SIZES[family(name)]])
+def test_bad_sizes(name, flag, tmp_path):
+    value, named = BAD_SIZES[family(name)][flag]
+    assert named in refuse(name, *smoke(name, **{flag: value}), cwd=tmp_path)
+
+
+@each()
+@pytest.mark.parametrize("flag, package", [("--track", "wandb"), ("--capture-video", "moviepy")])
+def test_missing_optional_package(name, flag, package, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden={package}))
+    line = refuse(name, flag, cwd=tmp_path, env=environment(PYTHONPATH=f"{tmp_path}:{TESTS}"))
+    assert f"pip install {package}" in line
+
+
+@each()
+def test_optional_packages_are_optional(name, tmp_path):
+    require_for(name)
+    (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden={"wandb", "moviepy"}))
+    run(script(name), *smoke(name), cwd=tmp_path, env=environment(PYTHONPATH=f"{tmp_path}:{TESTS}"))
+
+
+@each()
+def test_unknown_flag(name, tmp_path):
+    require_for(name)
+    done = run(script(name), "--no-such-flag", "3", cwd=tmp_path, code=2)
+    assert "--no-such-flag" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@each()
+def test_bad_resume(name, tmp_path):
+    assert "nowhere" in refuse(name, "--resume", "nowhere", cwd=tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refuse(name, "--resume", "empty", cwd=tmp_path)
+
+
+@each()
+def test_resume_of_another_script(name, tmp_path):
+    require_for(name)
+    other = next(other for other in FILES if other != name and other != "ppo_atari")
+    require_for(other)
+    run(script(other), *smoke(other), cwd=tmp_path)
+    shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
+    (folder,) = (tmp_path / "elsewhere").iterdir()
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    line = refuse(name, "--resume", folder, cwd=tmp_path)
+    assert f"{name}.py" in line.removeprefix(f"{name}.py: ")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def weights_of_checkpoint(name, folder):
+    """All floating-point arrays of a checkpoint but the replay buffer's, where a bad reward waits to be sampled."""
+
+    def walk(tree):
+        if isinstance(tree, dict):
+            tree = [branch for key, branch in tree.items() if key not in ("replay", "chunk")]
+        if isinstance(tree, (list, tuple)):
+            return [leaf for branch in tree for leaf in walk(branch)]
+        return [np.asarray(tree)] if hasattr(tree, "shape") else []
+
+    if uses(name, "torch"):
+        import torch
+
+        tree = torch.load(folder / "checkpoint.pt", map_location="cpu")
+    else:
+        from flax.serialization import msgpack_restore
+
+        tree = msgpack_restore((folder / "checkpoint.msgpack").read_bytes())
+    return [leaf for leaf in walk(tree) if np.issubdtype(leaf.dtype, np.floating)]
+
+
+def assert_stops_on_non_finite_loss(name, argv, cwd):
+    require_for(name)
+    done = run(script(name), *argv, cwd=cwd, code=1)
+    assert "not finite" in done.stderr and "Traceback" not in done.stderr
+    folder = run_dir(cwd)
+    assert str(folder.relative_to(cwd)) in done.stderr
+    arrays = weights_of_checkpoint(name, folder)
+    assert len(arrays) >= 2
+    for array in arrays:
+        assert np.isfinite(array).all()
+
+
+@each()
+def test_non_finite_loss(name, tmp_path):
+    assert_stops_on_non_finite_loss(name, smoke(name, learning_rate="inf", checkpoint_freq=1), tmp_path)
+
+
+@each(lambda name: family(name) == "ppo")
+def test_the_last_step_of_an_update_may_be_the_bad_one(name, tmp_path):
+    """With one minibatch the first loss is finite, but the weights after its step are not: no checkpoint of those."""
+    argv = smoke(name, learning_rate="inf", checkpoint_freq=1, num_minibatches=1, update_epochs=1)
+    assert_stops_on_non_finite_loss(name, argv, tmp_path)
+
+
+@each(lambda name: "probes" in LINEAGE[name])
+def test_nan_rewards(name, tmp_path):
+    env_id = f"probe_envs:NanReward{LINEAGE[name]['probes'].capitalize()}-v0"
+    assert_stops_on_non_finite_loss(name, smoke(name, env_id=env_id, checkpoint_freq=1, num_envs=1), tmp_path)
+
+
+SPELLINGS = ["--save-model --no-track", "--save-model True --track False", "--save-model=True --track=False"]
+
+
+@each()
+def test_booleans(name, monkeypatch):
+    module = load(name)
+    for spelling in [*SPELLINGS, "--save_model True --track=False"]:
+        monkeypatch.setattr("sys.argv", [f"{name}.py", *spelling.split()])
+        args = module.parse_args()
+        assert args.save_model is True and args.track is False, spelling
+    flag = "cuda" if uses(name, "torch") else "capture_video"
+    for spelling, value in [("--{}", True), ("--no-{}", False), ("--{} True", True), ("--{} False", False)]:
+        monkeypatch.setattr("sys.argv", [f"{name}.py", *spelling.format(flag.replace("_", "-")).split(), "--seed", "3"])
+        args = module.parse_args()
+        assert getattr(args, flag) is value and args.seed == 3, spelling
+
+
+@each()
+def test_a_value_that_reads_like_a_boolean_stays_a_value(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--exp-name", "True", "--wandb-project-name", "x y=False"])
+    args = load(name).parse_args()
+    assert (args.exp_name, args.wandb_project_name) == ("True", "x y=False")

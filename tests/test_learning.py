@@ -1,0 +1,24 @@
+"""Fixed-seed thresholds on small tasks: the mean return of the last 20 episodes of training."""
+
+import numpy as np
+import pytest
+from conftest import FILES, raw_scalars, require_for, run, run_dir, script
+
+DQN = "--env-id CartPole-v1 --total-timesteps 60000 --learning-starts 2000 --exploration-fraction 0.3"
+TASKS = {
+    "ppo": ("--env-id CartPole-v1 --total-timesteps 100000", 400),
+    "ppo_continuous_action": ("--env-id InvertedPendulum-v4 --total-timesteps 100000", 700),
+    "dqn": (DQN, 150),
+    "dqn_jax": (DQN, 150),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TASKS if name in FILES])
+def test_learns(name, tmp_path):
+    require_for(name)
+    flags, threshold = TASKS[name]
+    run(script(name), *flags.split(), "--seed", 1, cwd=tmp_path, timeout=600)
+    returns = [value for tag, _, value in raw_scalars(run_dir(tmp_path)) if tag == "charts/episodic_return"]
+    assert np.mean(returns[:20]) < 0.5 * threshold, "solved from the start: the threshold says nothing"
+    assert np.mean(returns[-20:]) >= threshold

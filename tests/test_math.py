@@ -1,0 +1,422 @@
+"""The equations of the files against slow, obvious oracles, and the losses of the main blocks against a second text."""
+
+import math
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import each, family, inspect_run, load, raw_scalars, require_for, run_dir, script, smoke, uses
+
+torch = pytest.importorskip("torch")
+
+
+def defines(name, *words):
+    """Whether a file's text has all of these."""
+    text = script(name).read_text()
+    return all(word in text for word in words)
+
+
+def discrete_envs(num_actions=3, obs_dim=4):
+    spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (obs_dim,)), "num_envs": 1}
+    return SimpleNamespace(**spaces, single_action_space=gym.spaces.Discrete(num_actions))
+
+
+def continuous_envs(action_dim=3, obs_dim=4):
+    spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (obs_dim,)), "num_envs": 1}
+    return SimpleNamespace(**spaces, single_action_space=gym.spaces.Box(-1, 1, (action_dim,)))
+
+
+def advantages_of_episode(rewards, values, last_value, gamma, gae_lambda):
+    """GAE as its definition: A_t = sum_k (gamma lambda)^k delta_{t+k} over one stretch without an end inside."""
+    following = [*values[1:], last_value]
+    deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, following, strict=True)]
+    return [sum((gamma * gae_lambda) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+@each(lambda name: defines(name, "def gae("))
+@pytest.mark.parametrize("seed", range(5))
+def test_gae(name, seed):
+    rng = np.random.default_rng(seed)
+    num_steps, num_envs, gamma, gae_lambda = 40, 3, 0.97, 0.9
+    rewards, values, final = rng.normal(size=(3, num_steps, num_envs)).astype(np.float32)
+    next_value = rng.normal(size=num_envs).astype(np.float32)
+    end = rng.choice(["no", "terminated", "truncated"], p=[0.7, 0.15, 0.15], size=(num_steps, num_envs))
+    end[-1] = ["no", "terminated", "truncated"]  # every way in which a rollout can end
+    final = np.where(end == "truncated", final, 0).astype(np.float32)
+
+    expected = np.zeros_like(rewards)
+    for env in range(num_envs):
+        start = 0
+        for t in range(num_steps):
+            if end[t, env] != "no" or t == num_steps - 1:
+                last = {"terminated": 0.0, "truncated": final[t, env], "no": next_value[env]}[end[t, env]]
+                part = slice(start, t + 1)
+                stretch = advantages_of_episode(rewards[part, env], values[part, env], last, gamma, gae_lambda)
+                expected[part, env] = stretch
+                start = t + 1
+    dones = (end != "no").astype(np.float32)
+    result = load(name).gae(rewards.copy(), values, next_value, dones, final, gamma, gae_lambda)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gae_oracle_by_hand():
+    """Two steps, rewards 1 and 2, values 10 and 20, then 30: deltas 1 + 10 - 10 and 2 + 15 - 20 at gamma 1/2."""
+    assert advantages_of_episode([1, 2], [10, 20], 30, 0.5, 0.5) == [1 + 0.25 * -3, -3]
+
+
+@each(lambda name: defines(name, "class Agent", ".exponential_().log()", "nn.Linear(inputs"))
+def test_discrete_actions_follow_the_softmax(name):
+    torch.manual_seed(0)
+    agent = load(name).Agent(discrete_envs(num_actions=4))
+    logits = torch.tensor([0.5, -1.0, 1.5, 0.0])
+    last = list(agent.actor)[-1]
+    last.weight.data.zero_()
+    last.bias.data.copy_(logits)
+    draws = 200_000
+    counts = agent.get_action(torch.zeros(draws, 4)).bincount(minlength=4).double()
+    expected = draws * logits.double().softmax(0)
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < 16.3  # the 99.9 % quantile with 3 degrees of freedom
+
+
+@each(lambda name: defines(name, "class Agent", "actor_logstd"))
+def test_continuous_actions_follow_the_gaussian(name):
+    torch.manual_seed(0)
+    agent = load(name).Agent(continuous_envs())
+    agent.actor_logstd.data.copy_(torch.tensor([0.5, -1.0, 0.0]))
+    obs = torch.randn(1, 4)
+    actions = agent.get_action(obs.expand(200_000, 4)).detach()
+    mean, std = agent.actor_mean(agent.normalize(obs)).detach()[0], agent.actor_logstd.exp().detach()
+    torch.testing.assert_close(actions.mean(0), mean, rtol=0, atol=0.02)
+    torch.testing.assert_close(actions.std(0), std, rtol=0.02, atol=0)
+    correlation = torch.corrcoef(actions.T) - torch.eye(3)
+    assert correlation.abs().max() < 0.02, "dimensions share their noise"
+
+
+@each(lambda name: defines(name, "class Agent", "def evaluate", "nn.Linear(inputs"))
+def test_log_probabilities_and_entropy(name):
+    torch.manual_seed(0)
+    obs = torch.randn(50, 4)
+    if "actor_logstd" in script(name).read_text():
+        agent = load(name).Agent(continuous_envs())
+        agent.actor_logstd.data.copy_(torch.tensor([0.3, -0.7, 0.1]))
+        agent.obs_rms.update(torch.randn(100, 4) * 3 + 1)
+        actions = torch.randn(50, 3)
+        mean = agent.actor_mean(((obs - agent.obs_rms.mean) / agent.obs_rms.std).clamp(-10, 10))
+        policy = torch.distributions.Normal(mean, agent.actor_logstd.exp())
+        logprob, entropy = policy.log_prob(actions).sum(1), policy.entropy().sum(1)
+    else:
+        agent = load(name).Agent(discrete_envs())
+        agent.actor[-1].weight.data.mul_(100)  # away from the uniform start
+        actions = torch.randint(3, (50,))
+        policy = torch.distributions.Categorical(logits=agent.actor(obs))
+        logprob, entropy = policy.log_prob(actions), policy.entropy()
+    result = agent.evaluate(obs, actions)
+    torch.testing.assert_close(result[0], logprob)
+    torch.testing.assert_close(result[1], entropy)
+    torch.testing.assert_close(result[2], agent.get_value(obs))
+
+
+@each(lambda name: defines(name, "def flatten("))
+def test_flatten_keeps_values_and_gradients(name):
+    """Adam on the one vector, with a clipped norm, moves the module as Adam on its parameters does."""
+    torch.manual_seed(0)
+    make = lambda: torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))  # noqa: E731
+    plain, flat = make(), make()
+    flat.load_state_dict(plain.state_dict())
+    vector = load(name).flatten(flat)
+    assert vector.numel() == sum(param.numel() for param in plain.parameters())
+    optimizers = [torch.optim.Adam(plain.parameters(), 0.01), torch.optim.Adam([vector], 0.01)]
+    for _ in range(10):
+        x, y = torch.randn(8, 3), torch.randn(8, 2)
+        plain.zero_grad()
+        vector.grad.zero_()
+        for module in (plain, flat):
+            ((module(x) - y) ** 2).mean().backward()
+        for ours, theirs in zip(flat.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        norms = [torch.nn.utils.clip_grad_norm_(params, 0.1) for params in (plain.parameters(), [vector])]
+        torch.testing.assert_close(*norms)
+        for optimizer in optimizers:
+            optimizer.step()
+        for ours, theirs in zip(flat.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+            assert ours.data.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr()
+
+
+# The main block of the PPO files
+
+is_ppo = each(lambda name: family(name) == "ppo" and uses(name, "torch"))
+
+
+@is_ppo
+def test_first_ratio_is_one(name, tmp_path):
+    """The second rollout is acted with updated weights and normalisers; its one minibatch still has ratio one."""
+    require_for(name)
+    argv = smoke(name, update_epochs=1, num_minibatches=1, learning_rate=0.01)
+    after = "result |= {key: globals()[key].detach().numpy() for key in ('ratio', 'pg_loss', 'approx_kl', 'v_loss')}"
+    after += "\nresult |= {'b': [b_advantages.numpy(), b_returns.numpy(), b_values.numpy()], 'iteration': iteration}"
+    result = inspect_run(script(name), *argv, cwd=tmp_path, after=after)
+    assert result["iteration"] >= 1
+    np.testing.assert_allclose(result["ratio"], 1, atol=1e-4 if "atari" in name else 1e-5)
+    advantages, returns, values = result["b"]
+    assert result["pg_loss"] == pytest.approx(0, abs=1e-5)  # advantages are standardised, so their mean is zero
+    assert result["approx_kl"] == pytest.approx(0, abs=1e-5)
+    assert result["v_loss"] == pytest.approx(0.5 * np.mean((values - returns) ** 2), rel=1e-3)
+    np.testing.assert_allclose(returns, advantages + values, rtol=1e-4, atol=1e-4)
+
+
+UPDATE_ONCE_MORE = """
+mb_inds.copy_(torch.randperm(batch_size)[:minibatch_size])
+with torch.no_grad():
+    logprob, entropy, value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
+names = ["logprobs", "values", "advantages", "returns"]
+result |= {name: globals()["b_" + name][mb_inds].numpy().astype("float64") for name in names}
+result |= {"newlogprob": logprob.numpy(), "entropy": entropy.numpy(), "newvalue": value.numpy(), "args": vars(args)}
+args.clip_coef = (logprob - b_logprobs[mb_inds]).expm1().abs().median().item()  # clips about half of them
+before = weights.detach().clone()
+update()
+result |= {"losses": [globals()[name].item() for name in ("pg_loss", "v_loss", "entropy_loss", "loss", "approx_kl")]}
+result |= {"grad_norm": weights.grad.norm().item(), "moved": (weights - before).abs().max().item()}
+"""
+
+
+@is_ppo
+@pytest.mark.parametrize("switches", [[], ["--no-clip-vloss", "--no-norm-adv"]])
+def test_losses(name, switches, tmp_path):
+    """One update after large steps, where ratios and values are clipped, against the formulas in NumPy."""
+    require_for(name)
+    argv = smoke(name, update_epochs=4, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7, max_grad_norm=0.01)
+    argv += [*switches, "--no-anneal-lr"]
+    got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_ONCE_MORE)
+    clip, ratio = got["args"]["clip_coef"], np.exp(got["newlogprob"].astype(float) - got["logprobs"])
+    assert (abs(ratio - 1) > clip).any() and (abs(ratio - 1) < clip).any()
+    advantage = got["advantages"]
+    if "--no-norm-adv" not in switches:
+        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+    surrogate = [min(a * r, a * min(max(r, 1 - clip), 1 + clip)) for a, r in zip(advantage, ratio, strict=True)]
+    pg_loss = -np.mean(surrogate)
+    errors = []
+    for new, old, target in zip(got["newvalue"].astype(float), got["values"], got["returns"], strict=True):
+        held = min(max(new, old - clip), old + clip)
+        plain = (new - target) ** 2
+        errors.append(plain if "--no-clip-vloss" in switches else max(plain, (held - target) ** 2))
+    v_loss, entropy = 0.5 * np.mean(errors), got["entropy"].mean()
+    approx_kl = np.mean(ratio - 1 - np.log(ratio))
+    expected = [pg_loss, v_loss, entropy, pg_loss - 0.03 * entropy + 0.7 * v_loss, approx_kl]
+    np.testing.assert_allclose(got["losses"], expected, rtol=1e-3, atol=1e-5)
+    assert got["grad_norm"] <= 0.01 * 1.001
+    assert got["moved"] > 0
+
+
+RECORD = """
+import sys
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+result["{loss}"] = []
+
+
+def record(*_):
+    frame = sys._getframe()
+    while "{loss}" not in frame.f_globals:
+        frame = frame.f_back
+    step, value = frame.f_globals["global_step"], frame.f_globals["{loss}"].item()
+    result["{loss}"].append((step, value))
+
+
+register_optimizer_step_post_hook(record)
+"""
+
+
+@each(lambda name: uses(name, "torch"))
+def test_logged_losses_are_means_over_the_update(name, tmp_path):
+    require_for(name)
+    loss, tag, period = {"ppo": ("v_loss", "losses/value_loss", 1), "dqn": ("td_loss", "losses/td_loss", 100)}[
+        family(name)
+    ]
+    got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
+    logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
+    assert len(logged) >= 2
+    for step, mean in logged.items():
+        values = [value for at, value in got if math.ceil(at / period) * period == step]
+        assert len(values) > 1 and mean == pytest.approx(np.mean(values), rel=1e-4)
+
+
+# Normalisers
+
+has_normalisers = each(lambda name: defines(name, "class RunningMeanStd"))
+
+
+@has_normalisers
+def test_running_mean_and_std(name):
+    torch.manual_seed(0)
+    stream = torch.randn(1000, 3) * torch.tensor([0.1, 1.0, 50.0]) + torch.tensor([3.0, 0.0, -100.0])
+    statistics = load(name).RunningMeanStd(3)
+    for part in stream.split([1, 9, 490, 500]):
+        statistics.update(part)
+    np.testing.assert_allclose(statistics.mean, stream.double().numpy().mean(0), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(statistics.std, stream.double().numpy().std(0), rtol=1e-3)
+    assert set(statistics.state_dict()) >= {"mean", "std", "count"}, "not saved with the model"
+
+
+FOLLOW = """
+import numpy as np
+import gymnasium as gym
+
+result |= {"rewards": [], "ends": [], "observations": []}
+step = gym.vector.SyncVectorEnv.step
+reset = gym.vector.SyncVectorEnv.reset
+
+
+def follow_step(self, actions):
+    out = step(self, actions)
+    result["rewards"].append(np.array(out[1]))
+    result["ends"].append(out[2] | out[3])
+    result["observations"].append(np.array(out[0]))
+    return out
+
+
+def follow_reset(self, **options):
+    out = reset(self, **options)
+    result["observations"].append(np.array(out[0]))
+    return out
+
+
+gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset = follow_step, follow_reset
+"""
+
+
+@has_normalisers
+def test_normalisers_over_a_whole_run(name, tmp_path):
+    """The statistics at the end are those of the whole stream, and the last rollout's rewards are scaled by them."""
+    require_for(name)
+    after = "result |= {'obs_mean': agent.obs_rms.mean.numpy(), 'obs_std': agent.obs_rms.std.numpy()}\n"
+    after += "result |= {'return_std': agent.return_rms.std.item(), 'scaled': rewards, 'gamma': args.gamma}"
+    got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=FOLLOW, after=after)
+    observations = np.concatenate(got["observations"][:-1]).astype(float)  # nothing is acted on the last one
+    np.testing.assert_allclose(got["obs_mean"], observations.mean(0), rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(got["obs_std"], observations.std(0), rtol=1e-2, atol=1e-4)
+
+    running, returns = 0.0, []
+    for reward, end in zip(got["rewards"], got["ends"], strict=True):
+        running = got["gamma"] * running + reward
+        returns.append(running)
+        running = running * ~end
+    assert np.sum(got["ends"]) >= 2, "no episode ended: the case does not tell"
+    assert got["return_std"] == pytest.approx(np.std(returns), rel=1e-2)
+    scaled = np.array(got["rewards"][-len(got["scaled"]) :]) / np.std(returns)
+    np.testing.assert_allclose(got["scaled"], scaled.clip(-10, 10), rtol=1e-2)
+
+
+# DQN
+
+is_dqn = each(lambda name: family(name) == "dqn")
+
+
+@is_dqn
+def test_td_target(name):
+    module = load(name)
+    if uses(name, "torch"):
+        array = torch.tensor
+    else:
+        import jax.numpy as jnp
+
+        array = jnp.array
+    rng = np.random.default_rng(0)
+    reward, terminated, next_q = rng.normal(size=50), rng.random(50) < 0.5, rng.normal(size=(50, 3))
+    as_floats = (array(x.astype(np.float32)) for x in (reward, terminated, next_q))
+    expected = [r if end else r + 0.9 * max(q) for r, end, q in zip(reward, terminated, next_q, strict=True)]
+    np.testing.assert_allclose(np.asarray(module.td_target(*as_floats, 0.9)), expected, rtol=1e-5)
+
+
+@is_dqn
+def test_exploration_schedule(name):
+    schedule = load(name).linear_schedule
+    assert schedule(1.0, 0.05, 1000, 0) == 1.0
+    assert schedule(1.0, 0.05, 1000, 500) == pytest.approx(0.525)
+    assert schedule(1.0, 0.05, 1000, 1000) == pytest.approx(0.05)
+    assert schedule(1.0, 0.05, 1000, 5000) == pytest.approx(0.05)
+
+
+@each(lambda name: defines(name, "class ReplayBuffer"))
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_replay_buffer_against_a_list(name, num_envs):
+    size, obs_dim = 30, 2
+    replay, kept = load(name).ReplayBuffer(size, num_envs, obs_dim, "cpu"), []
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    for step in range(45):
+        obs, next_obs = rng.normal(size=(2, num_envs, obs_dim)).astype(np.float32)
+        action, reward = rng.integers(2, size=num_envs), rng.normal(size=num_envs)
+        terminated = rng.random(num_envs) < 0.3
+        replay.add(obs, next_obs, action, reward, terminated)
+        kept += [
+            np.array([*o, *n, *rest], dtype=np.float32)
+            for o, n, *rest in zip(obs, next_obs, action, reward, terminated, strict=True)
+        ]
+        kept = kept[-size:]
+        if step % 7 == 0 or step == 44:
+            columns = [np.asarray(column).reshape(2000, -1) for column in replay.sample(2000)]
+            drawn = {row.tobytes() for row in np.concatenate(columns, axis=1).astype(np.float32)}
+            assert drawn == {row.tobytes() for row in kept}, f"after {step + 1} steps"
+
+
+TRANSITIONS = """
+if "learner" in globals():
+    rows = np.asarray(learner["replay"]).reshape(-1, chunk.shape[-1])[: chunks_added * chunk_steps * args.num_envs]
+else:
+    rows = replay.rows.flatten(0, 1)[: replay.added * args.num_envs].numpy()
+result["rows"] = np.array(rows)
+"""
+
+
+@is_dqn
+def test_replay_of_a_run_that_truncates_and_terminates(name, tmp_path):
+    """In TruncationState the final observation keeps the sign of the episode, and nothing ever terminates;
+    in Discounting every second step terminates with observation 1."""
+    require_for(name)
+    argv = ["--total-timesteps", 400, "--learning-starts", 100, "--num-envs", 2]
+    got = inspect_run(
+        script(name), *argv, "--env-id", "probe_envs:TruncationStateDiscrete-v0", cwd=tmp_path, after=TRANSITIONS
+    )["rows"]
+    assert len(got) == 400 and set(got[:, 0]) == {-1, 1}
+    np.testing.assert_array_equal(got[:, 0], got[:, 1])  # obs and next_obs
+    np.testing.assert_array_equal(got[:, 0], got[:, 3])  # the reward
+    assert not got[:, 4].any()
+
+    got = inspect_run(
+        script(name), *argv, "--env-id", "probe_envs:DiscountingDiscrete-v0", cwd=tmp_path, after=TRANSITIONS
+    )["rows"]
+    assert len(got) == 400
+    np.testing.assert_array_equal(got[:, 1], 1)
+    np.testing.assert_array_equal(got[:, 4], got[:, 0])  # the step from observation 1 terminates
+    np.testing.assert_array_equal(got[:, 3], got[:, 4])
+
+
+@is_dqn
+def test_epsilon_and_actions_of_a_run(name, tmp_path):
+    """Exploration ends at --end-e; with both rates at zero every action is the greedy one, at one about half are."""
+    require_for(name)
+    shares = {}
+    for rate in (0, 1):
+        argv = ["--total-timesteps", 1000, "--start-e", rate, "--end-e", rate, "--learning-starts", 5000]
+        after = "result['epsilon'] = epsilon\n" + TRANSITIONS + GREEDY
+        (tmp_path / str(rate)).mkdir()
+        got = inspect_run(script(name), *argv, cwd=tmp_path / str(rate), after=after)
+        assert got["epsilon"] == rate
+        shares[rate] = got["greedy"]
+    assert shares[0] == 1.0
+    assert shares[1] == pytest.approx(0.5, abs=0.07)
+
+
+GREEDY = """
+obs_dim = (rows.shape[1] - 3) // 2
+observations = np.array(rows[:, :obs_dim])
+if "learner" in globals():
+    q = np.asarray(q_network.apply(learner["params"], observations))
+else:
+    q = q_network(torch.from_numpy(observations)).detach().numpy()
+result["greedy"] = float((q.argmax(1) == rows[:, 2 * obs_dim]).mean())
+"""

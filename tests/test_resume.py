@@ -1,0 +1,178 @@
+"""A run survives kill -9 and SIGTERM: --resume continues it with no metric step missing, doubled or changed."""
+
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+from conftest import (
+    LINEAGE,
+    each,
+    family,
+    inspect_run,
+    raw_scalars,
+    require_for,
+    run,
+    run_dir,
+    script,
+    smoke,
+    smoke_total,
+    start,
+    steps,
+    tensorboard_scalars,
+    untimed,
+)
+
+
+def long_run(name):
+    """Arguments of a run of some seconds, with about ten checkpoints that do not coincide with its other periods."""
+    total = LINEAGE[name].get("long", 10 * smoke_total(name))
+    return smoke(name, total_timesteps=total, checkpoint_freq=total // 10 + 7)
+
+
+def wait_until_training(process, cwd, event_files):
+    """Until the run has a checkpoint and this process has opened its own event file."""
+    while len(list(cwd.glob("runs/*/events*"))) <= event_files or not list(cwd.glob("runs/*/checkpoint.*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def interrupt(name, argv, cwd, how, after):
+    """Start a run, send it a signal some seconds after training has begun; returns its exit code and output."""
+    event_files = len(list(cwd.glob("runs/*/events*")))
+    process = start(script(name), *argv, cwd=cwd)
+    try:
+        wait_until_training(process, cwd, event_files)
+        time.sleep(after)
+        process.send_signal(how)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, stdout + stderr
+
+
+def assert_clean(scalars):
+    for tag, at in steps(scalars).items():
+        assert at == sorted(set(at)), f"{tag} has steps that are doubled or out of order: {at}"
+
+
+def grid(scalars):
+    """The metrics with a fixed period; episodes end where they end."""
+    return {tag: at for tag, at in steps(scalars).items() if not tag.startswith("charts/episodic")}
+
+
+@each()
+def test_kill_at_random_moments(name, tmp_path):
+    require_for(name)
+    argv = [*long_run(name), "--save-model"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir(), whole.mkdir()
+    started = time.time()
+    run(script(name), *argv, cwd=whole)
+    duration = time.time() - started
+
+    resume = []
+    for _ in range(3):
+        delay = random.uniform(0, duration / 3)
+        code, output = interrupt(name, argv + resume, killed, signal.SIGKILL, delay)
+        assert code in (-signal.SIGKILL, 0), f"killed after {delay} s: {output}"
+        resume = ["--resume", run_dir(killed)]
+    run(script(name), *resume, cwd=killed)  # the flags come from the run's folder
+
+    scalars = raw_scalars(run_dir(killed))
+    assert_clean(scalars)
+    assert grid(scalars) == grid(raw_scalars(run_dir(whole)))
+    assert len(steps(scalars)["eval/episodic_return"]) == 10
+    shown = {(tag, *pair) for tag, pairs in tensorboard_scalars(run_dir(killed)).items() for pair in pairs}
+    assert shown == set(scalars)
+    assert (run_dir(killed) / "model.safetensors").exists()
+
+
+@each()
+def test_sigterm_then_two_resumes(name, tmp_path):
+    require_for(name)
+    argv = [*long_run(name), "--save-model"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    code, output = interrupt(name, argv, first, signal.SIGTERM, after=0.5)
+    assert code == 75, output
+    folder = run_dir(first)
+    assert f"--resume {folder.relative_to(first)}" in output
+    stopped = raw_scalars(folder)
+    assert_clean(stopped)
+    assert "eval/episodic_return" not in steps(stopped), "the run was over before the signal: give it more steps"
+
+    shutil.copytree(first, second)
+    for cwd in (first, second):
+        run(script(name), "--resume", folder.relative_to(first), cwd=cwd)
+    scalars = raw_scalars(folder)
+    assert_clean(scalars)
+    assert scalars[: len(stopped)] == stopped, "a checkpoint was written at the signal, so nothing is redone"
+    assert len(scalars) > len(stopped) + 10
+    assert untimed(scalars) == untimed(raw_scalars(run_dir(second)))
+
+
+@each()
+def test_resume_of_a_finished_run_changes_nothing(name, tmp_path):
+    require_for(name)
+    run(script(name), *smoke(name), "--save-model", cwd=tmp_path)
+    folder = run_dir(tmp_path)
+    before = [scalar for scalar in raw_scalars(folder) if not scalar[0].startswith("eval/")]
+    run(script(name), "--resume", folder, cwd=tmp_path)
+    after = raw_scalars(folder)
+    assert_clean(after)
+    assert [scalar for scalar in after if not scalar[0].startswith("eval/")] == before
+    assert len(after) == len(before) + 10
+
+
+STATE = """
+import numpy as np
+
+kept = {"global_step": global_step}
+if "learner" in globals():
+    import jax
+
+    kept |= {"learner": jax.device_get(learner), "chunk": chunk, "counts": [staged, chunks_added]}
+else:
+    kept |= {"optimizer": optimizer.state_dict()["state"], "torch": torch.get_rng_state()}
+    kept |= {key: globals()[key].state_dict() for key in ("agent", "q_network", "target_network") if key in globals()}
+if "rng" in globals():
+    kept["numpy"] = [str(rng.bit_generator.state)]
+if "replay" in globals() and hasattr(replay, "rows"):
+    kept["replay"] = [replay.rows, replay.filled, replay.added]
+
+
+def flat(tree, path=""):
+    if isinstance(tree, dict):
+        return {k: v for key, branch in tree.items() for k, v in flat(branch, f"{path}/{key}").items()}
+    if isinstance(tree, (list, tuple)):
+        return flat(dict(enumerate(tree)), path)
+    return {path: np.array(tree.detach() if hasattr(tree, "detach") else tree)}
+
+
+result |= flat(kept)
+"""
+
+
+@each()
+def test_resume_restores_all_that_learning_needs(name, tmp_path):
+    """Weights, optimizer, normalisers, replay, generators and counters of a resumed run that has nothing left to do."""
+    require_for(name)
+    before = inspect_run(script(name), *smoke(name), cwd=tmp_path, after=STATE)
+    after = inspect_run(script(name), "--resume", run_dir(tmp_path), cwd=tmp_path, after=STATE)
+    for result in (before, after):
+        del result["stdout"], result["stderr"]
+    assert before.keys() == after.keys() and len(before) > 8
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value, err_msg=key)
+
+
+@each(lambda name: family(name) == "dqn")
+def test_a_checkpoint_between_two_log_lines_leaves_no_gap(name, tmp_path):
+    """Updates 120, 150 and 180 belong to the means of step 200; the run is cut at 185, and none follows until 210."""
+    require_for(name)
+    argv = ["--train-frequency", 30, "--learning-starts", 50, "--total-timesteps"]
+    run(script(name), *argv, 185, cwd=tmp_path)
+    run(script(name), *argv, 400, "--resume", run_dir(tmp_path), cwd=tmp_path)
+    assert steps(raw_scalars(run_dir(tmp_path)), "losses/")["losses/td_loss"] == [100, 200, 300, 400]

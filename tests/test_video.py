@@ -1,0 +1,43 @@
+"""--capture-video films several stages of training, and a resumed run keeps the films of its first part."""
+
+import pytest
+from conftest import LINEAGE, each, family, require, require_for, run, run_dir, script, smoke
+
+VIDEO_ENV = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}  # these render fast
+TOTAL = {"ppo": 2048, "dqn": 1000}
+
+
+def films(cwd):
+    return {path.name: path.read_bytes() for path in (run_dir(cwd) / "videos").glob("*.mp4")}
+
+
+@each()
+def test_films_of_several_stages(name, tmp_path):
+    require("moviepy")
+    require_for(name)
+    from moviepy import VideoFileClip
+
+    argv = [*smoke(name), "--capture-video"]
+    if "probes" in LINEAGE[name]:
+        env_id = VIDEO_ENV[LINEAGE[name]["probes"]]
+        argv = [*smoke(name, env_id=env_id, total_timesteps=TOTAL[family(name)]), "--capture-video"]
+    run(script(name), *argv, cwd=tmp_path)
+    first = films(tmp_path)
+    assert len(first) >= 3
+    for path in (run_dir(tmp_path) / "videos").glob("*.mp4"):
+        with VideoFileClip(str(path)) as clip:
+            frame = clip.get_frame(0)
+            assert clip.n_frames >= 5 and frame.ndim == 3 and frame.std() > 0, path
+
+    total = 2 * int(argv[argv.index("--total-timesteps") + 1])
+    run(script(name), "--resume", run_dir(tmp_path), "--total-timesteps", total, cwd=tmp_path)
+    second = films(tmp_path)
+    assert len(second) > len(first)
+    assert {file: second[file] for file in first} == first, "a film of the first part was written over"
+
+
+@pytest.mark.parametrize("name", [name for name in LINEAGE if "probes" in LINEAGE[name]][:1])
+def test_no_film_unless_asked(name, tmp_path):
+    require_for(name)
+    run(script(name), *smoke(name), "--save-model", cwd=tmp_path)
+    assert not (run_dir(tmp_path) / "videos").exists()
