@@ -313,7 +313,8 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
 
     # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
-    obs = np.zeros((args.num_steps, args.num_envs, *envs.single_observation_space.shape), dtype=np.uint8)
+    obs_shape = (args.num_steps, args.num_envs, *envs.single_observation_space.shape)
+    obs = torch.zeros(obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
     actions = np.zeros((args.num_steps, args.num_envs, *envs.single_action_space.shape), dtype=np.int64)
     rewards, dones, final_values = np.zeros((3, args.num_steps, args.num_envs), dtype=np.float32)
     act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
@@ -396,7 +397,7 @@ if __name__ == "__main__":
         final_values[:] = 0
         for step in range(args.num_steps):
             obs[step] = next_obs
-            act_obs.copy_(torch.from_numpy(obs[step]))
+            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
             act()
             actions[step] = act_action.cpu().numpy()
             lives = infos["lives"]

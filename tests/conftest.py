@@ -33,6 +33,9 @@ METRICS = {  # by family, that is by the root of a file's line of parents
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 
 
+posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL, SIGTERM handlers or pty")
+
+
 def family(name):
     while "parent" in LINEAGE[name]:
         name = LINEAGE[name]["parent"]
@@ -95,10 +98,10 @@ def require(*modules):
 
 
 def require_for(name):
-    """What a file needs with its smoke arguments: its imports, and the extras of its header."""
+    """What a file needs to run: its imports, and the extras of its header; --track and --capture-video need more."""
     source = script(name).read_text()
-    modules = imports(source) - {"wandb", "."} - set(sys.stdlib_module_names)
-    if "gymnasium[mujoco]" in source and "--env-id" not in smoke(name):
+    modules = imports(source) - {"wandb", "moviepy"} - set(sys.stdlib_module_names)
+    if "gymnasium[mujoco]" in source:
         modules.add("mujoco")
     require(*sorted(modules))
 

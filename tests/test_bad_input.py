@@ -1,5 +1,6 @@
 """Bad input gets one clear line, exit code 2 and no folder; a non-finite loss ends a run and spares its checkpoint."""
 
+import os
 import re
 import shutil
 
@@ -37,6 +38,12 @@ class Finder:
 
 importlib.machinery.PathFinder.find_spec = Finder.find_spec
 """
+
+
+def hiding(folder, *packages):
+    """An environment in which these packages seem not to be installed."""
+    (folder / "sitecustomize.py").write_text(HIDE.format(hidden=packages))
+    return environment(PYTHONPATH=os.pathsep.join([str(folder), str(TESTS)]))
 
 
 def refuse(name, *argv, cwd, env=None):
@@ -112,16 +119,14 @@ def test_bad_sizes(name, flag, tmp_path):
 @each()
 @pytest.mark.parametrize("flag, package", [("--track", "wandb"), ("--capture-video", "moviepy")])
 def test_missing_optional_package(name, flag, package, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden={package}))
-    line = refuse(name, flag, cwd=tmp_path, env=environment(PYTHONPATH=f"{tmp_path}:{TESTS}"))
+    line = refuse(name, flag, cwd=tmp_path, env=hiding(tmp_path, package))
     assert f"pip install {package}" in line
 
 
 @each()
 def test_optional_packages_are_optional(name, tmp_path):
     require_for(name)
-    (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden={"wandb", "moviepy"}))
-    run(script(name), *smoke(name), cwd=tmp_path, env=environment(PYTHONPATH=f"{tmp_path}:{TESTS}"))
+    run(script(name), *smoke(name), cwd=tmp_path, env=hiding(tmp_path, "wandb", "moviepy"))
 
 
 @each()

@@ -3,11 +3,13 @@
 import re
 import sys
 
-import pexpect
-from conftest import environment, script
+from conftest import environment, posix, script
 
 
+@posix
 def test_ctrl_c_then_look_around(tmp_path):
+    import pexpect
+
     env = environment(TERM="dumb", PYTHON_BASIC_REPL="1", NO_COLOR="1")
     argv = ["-i", str(script("ppo")), "--total-timesteps", "2000000"]
     child = pexpect.spawn(sys.executable, argv, cwd=str(tmp_path), env=env, encoding="utf-8", timeout=60)

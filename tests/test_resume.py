@@ -1,5 +1,6 @@
 """A run survives kill -9 and SIGTERM: --resume continues it with no metric step missing, doubled or changed."""
 
+import os
 import random
 import shutil
 import signal
@@ -8,9 +9,13 @@ import time
 import numpy as np
 from conftest import (
     LINEAGE,
+    METRICS,
+    TESTS,
     each,
+    environment,
     family,
     inspect_run,
+    posix,
     raw_scalars,
     require_for,
     run,
@@ -62,6 +67,7 @@ def grid(scalars):
     return {tag: at for tag, at in steps(scalars).items() if not tag.startswith("charts/episodic")}
 
 
+@posix
 @each()
 def test_kill_at_random_moments(name, tmp_path):
     require_for(name)
@@ -89,6 +95,7 @@ def test_kill_at_random_moments(name, tmp_path):
     assert (run_dir(killed) / "model.safetensors").exists()
 
 
+@posix
 @each()
 def test_sigterm_then_two_resumes(name, tmp_path):
     require_for(name)
@@ -168,11 +175,61 @@ def test_resume_restores_all_that_learning_needs(name, tmp_path):
         np.testing.assert_array_equal(after[key], value, err_msg=key)
 
 
-@each(lambda name: family(name) == "dqn")
-def test_a_checkpoint_between_two_log_lines_leaves_no_gap(name, tmp_path):
-    """Updates 120, 150 and 180 belong to the means of step 200; the run is cut at 185, and none follows until 210."""
+KILL = """
+import os
+import signal
+from pathlib import Path
+
+replace, checkpoints = os.replace, 0
+
+
+def kill(source, target):
+    global checkpoints
+    checkpoints += Path(target).name.startswith("checkpoint.")
+    if {before} and checkpoints == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+    if checkpoints == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+os.replace = kill
+"""
+
+
+def kill_at_checkpoint(name, argv, cwd, number, before):
+    """Run until checkpoint `number` and kill the process just before, or just after, it takes the place of the last."""
+    (cwd / "sitecustomize.py").write_text(KILL.format(number=number, before=before))
+    env = environment(PYTHONPATH=os.pathsep.join([str(cwd), str(TESTS)]))
+    run(script(name), *argv, cwd=cwd, env=env, code=-signal.SIGKILL)
+
+
+@posix
+@each()
+def test_kill_while_a_checkpoint_is_written(name, tmp_path):
     require_for(name)
-    argv = ["--train-frequency", 30, "--learning-starts", 50, "--total-timesteps"]
-    run(script(name), *argv, 185, cwd=tmp_path)
-    run(script(name), *argv, 400, "--resume", run_dir(tmp_path), cwd=tmp_path)
-    assert steps(raw_scalars(run_dir(tmp_path)), "losses/")["losses/td_loss"] == [100, 200, 300, 400]
+    kill_at_checkpoint(name, smoke(name, checkpoint_freq=1), tmp_path, number=3, before=True)
+    folder = run_dir(tmp_path)
+    (unfinished,) = folder.glob("*.tmp")
+    run(script(name), "--resume", folder, cwd=tmp_path)
+    scalars = raw_scalars(folder)
+    assert_clean(scalars)
+    for tag in METRICS[family(name)]:
+        assert steps(scalars)[tag][-1] == smoke_total(name)
+    assert not unfinished.exists()
+
+
+@posix
+@each(lambda name: family(name) == "dqn")
+def test_a_checkpoint_leaves_no_update_out_of_the_means(name, tmp_path):
+    """Updates are rarer than log lines are regular, so a checkpoint between two lines must keep the sums so far."""
+    require_for(name)
+    argv = ["--train-frequency", 30, "--learning-starts", 50, "--total-timesteps", 1000, "--checkpoint-freq", 37]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir(), whole.mkdir()
+    run(script(name), *argv, cwd=whole)
+    kill_at_checkpoint(name, argv, killed, number=6, before=False)
+    run(script(name), "--resume", run_dir(killed), cwd=killed)
+    scalars = raw_scalars(run_dir(killed))
+    assert_clean(scalars)
+    assert grid(scalars) == grid(raw_scalars(run_dir(whole)))

@@ -20,7 +20,7 @@ def test_films_of_several_stages(name, tmp_path):
     argv = [*smoke(name), "--capture-video"]
     if "probes" in LINEAGE[name]:
         env_id = VIDEO_ENV[LINEAGE[name]["probes"]]
-        argv = [*smoke(name, env_id=env_id, total_timesteps=TOTAL[family(name)]), "--capture-video"]
+        argv = [*smoke(name, env_id=env_id, num_envs=1, total_timesteps=TOTAL[family(name)]), "--capture-video"]
     run(script(name), *argv, cwd=tmp_path)
     first = films(tmp_path)
     assert len(first) >= 3
