@@ -153,7 +153,7 @@ def make_env(env_id, seed, idx, capture_video, run_name):
 
 def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
     thunks = [make_env(env_id, seed, i, capture_video, run_name) for i in range(num_envs)]
-    return gym.vector.SyncVectorEnv(thunks, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
 class Layers(nn.Sequential):
@@ -163,36 +163,33 @@ class Layers(nn.Sequential):
         return x
 
 
-class QNetwork(nn.Module):
+class QNetwork(Layers):
     def __init__(self, envs):
-        super().__init__()
         inputs = int(np.prod(envs.single_observation_space.shape))
         hidden = [nn.Linear(inputs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
-        self.network = Layers(*hidden, nn.Linear(84, envs.single_action_space.n))
-
-    def forward(self, obs):
-        return self.network(obs)
+        super().__init__(*hidden, nn.Linear(84, envs.single_action_space.n))
 
 
 class ReplayBuffer:
-    """The last `size` transitions, one row each, so that a step of all environments is written by one copy."""
+    """The last transitions, one row each. They come in chunks of equal size, so that one copy writes many steps."""
 
-    def __init__(self, size, num_envs, obs_dim, device):
-        self.rows = torch.zeros((size // num_envs, num_envs, 2 * obs_dim + 3), device=device)
-        self.widths, self.added = (obs_dim, obs_dim, 1, 1, 1), 0
-        self.filled = torch.zeros((), dtype=torch.long, device=device)  # on the device, where a graph can read it
+    def __init__(self, size, chunk, device):
+        self.rows = torch.zeros((size // (chunk.size // chunk.shape[-1]), *chunk.shape), device=device)
+        self.added, self.filled = (
+            0,
+            torch.zeros((), dtype=torch.long, device=device),
+        )  # filled: where a graph can read it
 
-    def add(self, obs, next_obs, action, reward, terminated):
-        columns = (obs, next_obs, action[:, None], reward[:, None], terminated[:, None])
-        self.rows[self.added % len(self.rows)] = torch.from_numpy(np.concatenate(columns, axis=1, dtype=np.float32))
+    def add(self, chunk):
+        self.rows[self.added % len(self.rows)] = torch.from_numpy(chunk)
         self.added += 1
-        if self.added <= len(self.rows):
-            self.filled.fill_(self.added * self.rows.shape[1])
+        self.filled.fill_(min(self.added, len(self.rows)) * (chunk.size // chunk.shape[-1]))
 
     def sample(self, batch_size):
         indices = torch.randint(2**62, (batch_size,), device=self.rows.device) % self.filled
-        obs, next_obs, *columns = self.rows.flatten(0, 1)[indices].split(self.widths, dim=1)
-        return obs, next_obs, *(column.squeeze(1) for column in columns)
+        batch = self.rows.flatten(0, 2)[indices]
+        obs_dim = (batch.shape[1] - 3) // 2
+        return batch[:, :obs_dim], batch[:, obs_dim:-3], batch[:, -3].long(), batch[:, -2], batch[:, -1]
 
 
 def td_target(reward, terminated, next_q_values, gamma):
@@ -300,10 +297,12 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)
     optimizer = torch.optim.Adam([weights], lr=lr, fused=True, capturable=device.type == "cuda")
 
-    # Storage
-    num_actions = envs.single_action_space.n
-    replay = ReplayBuffer(args.buffer_size, args.num_envs, envs.single_observation_space.shape[0], device)
-    act_obs = torch.zeros((args.num_envs, *envs.single_observation_space.shape), device=device)
+    # Storage: the chunk collects transitions on the host until the next gradient step is due
+    num_actions, obs_dim = envs.single_action_space.n, envs.single_observation_space.shape[0]
+    chunk_steps = max(1, args.train_frequency // args.num_envs)
+    chunk, staged = np.zeros((chunk_steps, args.num_envs, 2 * obs_dim + 3), dtype=np.float32), 0
+    replay = ReplayBuffer(args.buffer_size, chunk, device)
+    act_obs = torch.zeros((args.num_envs, obs_dim), device=device)
     act_action = torch.zeros(args.num_envs, dtype=torch.long, device=device)
     loss_names = ["td_loss", "q_values"]
     losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
@@ -319,7 +318,7 @@ if __name__ == "__main__":
         b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.sample(args.batch_size)
         with torch.no_grad():
             target = td_target(b_rewards, b_terminated, target_network(b_next_obs), args.gamma)
-        q_values = q_network(b_obs).gather(1, b_actions.long().unsqueeze(1)).squeeze(1)
+        q_values = q_network(b_obs).gather(1, b_actions.unsqueeze(1)).squeeze(1)
         td_loss = nn.functional.mse_loss(q_values, target)
 
         weights.grad.zero_()
@@ -337,6 +336,7 @@ if __name__ == "__main__":
         state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
         state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
         state |= {"replay": replay.rows[: replay.added].clone(), "added": replay.added}
+        state |= {"chunk": torch.from_numpy(chunk), "staged": staged}
         state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
         state["numpy_rng"] = rng.bit_generator.state
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
@@ -351,7 +351,8 @@ if __name__ == "__main__":
         optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
         replay.rows[: len(checkpoint["replay"])] = checkpoint["replay"]
         replay.added = checkpoint["added"]
-        replay.filled.fill_(checkpoint["replay"].shape[:2].numel())
+        replay.filled.fill_(checkpoint["replay"].shape[:3].numel())
+        chunk[:], staged = checkpoint["chunk"], checkpoint["staged"]
         rng.bit_generator.state = checkpoint["numpy_rng"]
         torch.set_rng_state(checkpoint["rng"][0])
         if device.type == "cuda" and len(checkpoint["rng"]) == 2:
@@ -361,41 +362,50 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
-    obs, _ = envs.reset(seed=args.seed + global_step)
+    obs, actions = envs.reset(seed=args.seed + global_step)[0].copy(), np.zeros(args.num_envs, dtype=np.int64)
     while global_step < args.total_timesteps:
         # Act
         epsilon = linear_schedule(
             args.start_e, args.end_e, args.exploration_fraction * args.total_timesteps, global_step
         )
-        actions, explore = rng.integers(num_actions, size=args.num_envs), rng.random(args.num_envs) < epsilon
+        explore = rng.random(args.num_envs) < epsilon
+        if explore.any():
+            actions = rng.integers(num_actions, size=args.num_envs)
         if not explore.all():
             act_obs.copy_(torch.from_numpy(obs))
             act()
             actions = np.where(explore, actions, act_action.cpu().numpy())
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        done = terminated | truncated
         episode_returns += reward
         episode_lengths += 1
-        final_obs = next_obs
+        done, final_obs = terminated | truncated, next_obs
         if done.any():
             final_obs = next_obs.copy()
             final_obs[done] = np.stack(infos["final_obs"][done])
-        replay.add(obs, final_obs, actions, reward, terminated)
-        obs = next_obs
-        for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
-            writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-            writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-            recent_returns.append(episode_returns[i])
-            episode_returns[i] = episode_lengths[i] = 0
+            for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
+                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
+                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
+                recent_returns.append(episode_returns[i])
+                episode_returns[i] = episode_lengths[i] = 0
+        columns = (obs, final_obs, actions[:, None], reward[:, None], terminated[:, None])
+        np.concatenate(columns, axis=1, out=chunk[staged])
+        staged += 1
+        obs[:] = next_obs
         last_step, global_step = global_step, global_step + args.num_envs
 
         # Learn
-        if global_step > args.learning_starts:
-            for _ in range(global_step // args.train_frequency - last_step // args.train_frequency):
+        if staged == chunk_steps:
+            replay.add(chunk)
+            updates = (
+                global_step // args.train_frequency - (global_step - staged * args.num_envs) // args.train_frequency
+            )
+            for _ in range(updates if global_step > args.learning_starts else 0):
                 update()
                 num_updates += 1
-            for _ in range(global_step // args.target_network_frequency - last_step // args.target_network_frequency):
-                target_weights.lerp_(weights.detach(), args.tau)
+            staged = 0
+        target_updates = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(target_updates if global_step > args.learning_starts else 0):
+            target_weights.lerp_(weights.detach(), args.tau)
 
         # Log
         if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:

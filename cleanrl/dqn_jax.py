@@ -179,7 +179,7 @@ def make_env(env_id, seed, idx, capture_video, run_name):
 
 def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
     thunks = [make_env(env_id, seed, i, capture_video, run_name) for i in range(num_envs)]
-    return gym.vector.SyncVectorEnv(thunks, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
 class QNetwork(nn.Module):
@@ -265,15 +265,15 @@ if __name__ == "__main__":
     envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
 
     # Agent and optimizer
-    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
+    num_actions, obs_dim = envs.single_action_space.n, envs.single_observation_space.shape[0]
     q_network = QNetwork(num_actions)
-    params = q_network.init(init_key, jnp.zeros((1, *obs_shape)))
+    params = q_network.init(init_key, jnp.zeros((1, obs_dim)))
     optimizer = optax.adam(args.learning_rate)
 
     # Storage: the chunk collects transitions on the host until the next gradient step is due
     chunk_steps = max(1, args.train_frequency // args.num_envs)
-    chunk = np.zeros((chunk_steps, args.num_envs, 2 * obs_shape[0] + 3), dtype=np.float32)
-    num_chunks, staged, chunks_added = max(1, args.buffer_size // (chunk_steps * args.num_envs)), 0, 0
+    chunk, staged = np.zeros((chunk_steps, args.num_envs, 2 * obs_dim + 3), dtype=np.float32), 0
+    num_chunks, chunks_added = args.buffer_size // (chunk_steps * args.num_envs), 0
     loss_names = ["td_loss", "q_values"]
     learner = {
         "params": params,
@@ -337,39 +337,39 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
-    obs, _ = envs.reset(seed=args.seed + global_step)
+    obs, actions = envs.reset(seed=args.seed + global_step)[0].copy(), np.zeros(args.num_envs, dtype=np.int64)
     while global_step < args.total_timesteps:
         # Act
         epsilon = linear_schedule(
             args.start_e, args.end_e, args.exploration_fraction * args.total_timesteps, global_step
         )
-        actions, explore = rng.integers(num_actions, size=args.num_envs), rng.random(args.num_envs) < epsilon
+        explore = rng.random(args.num_envs) < epsilon
+        if explore.any():
+            actions = rng.integers(num_actions, size=args.num_envs)
         if not explore.all():
             actions = np.where(explore, actions, np.asarray(act(learner["params"], obs)))
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        done = terminated | truncated
         episode_returns += reward
         episode_lengths += 1
-        final_obs = next_obs
+        done, final_obs = terminated | truncated, next_obs
         if done.any():
             final_obs = next_obs.copy()
             final_obs[done] = np.stack(infos["final_obs"][done])
+            for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
+                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
+                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
+                recent_returns.append(episode_returns[i])
+                episode_returns[i] = episode_lengths[i] = 0
         columns = (obs, final_obs, actions[:, None], reward[:, None], terminated[:, None])
         np.concatenate(columns, axis=1, out=chunk[staged])
         staged += 1
-        obs = next_obs
-        for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
-            writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-            writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-            recent_returns.append(episode_returns[i])
-            episode_returns[i] = episode_lengths[i] = 0
+        obs[:] = next_obs
         last_step, global_step = global_step, global_step + args.num_envs
 
         # Learn
         if staged == chunk_steps:
             updates = (
-                global_step // args.train_frequency
-                - (global_step - chunk.size // chunk.shape[-1]) // args.train_frequency
+                global_step // args.train_frequency - (global_step - staged * args.num_envs) // args.train_frequency
             )
             updates = updates if global_step > args.learning_starts else 0
             learner = learn(learner, chunk.copy(), chunks_added, updates)

@@ -363,6 +363,16 @@ def test_replay_buffer_against_a_list(name, num_envs):
             assert drawn == {row.tobytes() for row in kept}, f"after {step + 1} steps"
 
 
+@each(lambda name: defines(name, "def sample(key"))
+def test_samples_come_from_the_filled_rows(name):
+    import jax
+
+    rows = np.arange(5 * 2 * 7, dtype=np.float32).reshape(5, 2, 7)  # two observations of two numbers, and three columns
+    columns = load(name).sample(jax.random.key(0), jax.numpy.array(rows), 6, 2000)
+    drawn = np.concatenate([np.asarray(column).reshape(2000, -1) for column in columns], axis=1)
+    np.testing.assert_array_equal(np.unique(drawn, axis=0), rows.reshape(-1, 7)[:6])
+
+
 TRANSITIONS = """
 if "learner" in globals():
     rows = np.asarray(learner["replay"]).reshape(-1, chunk.shape[-1])[: chunks_added * chunk_steps * args.num_envs]
@@ -370,6 +380,45 @@ else:
     rows = replay.rows.flatten(0, 1)[: replay.added * args.num_envs].numpy()
 result["rows"] = np.array(rows)
 """
+
+
+FOLLOW_TRANSITIONS = """
+import numpy as np
+import gymnasium as gym
+
+result["seen"], last = [], None
+step, reset = gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset
+
+
+def follow_reset(self, **options):
+    global last
+    out = reset(self, **options)
+    last = np.array(out[0])
+    return out
+
+
+def follow_step(self, actions):
+    global last
+    out = step(self, actions)
+    for i in range(self.num_envs):
+        over = out[2][i] or out[3][i]
+        after = out[4]["final_obs"][i] if over else out[0][i]
+        result["seen"].append(np.array([*last[i], *after, actions[i], out[1][i], out[2][i]], dtype=np.float32))
+    last = np.array(out[0])
+    return out
+
+
+gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset = follow_step, follow_reset
+"""
+
+
+@is_dqn
+def test_replay_keeps_the_last_transitions(name, tmp_path):
+    require_for(name)
+    argv = "--total-timesteps 400 --learning-starts 50 --num-envs 2 --buffer-size 100 --env-id CartPole-v1".split()
+    got = inspect_run(script(name), *argv, cwd=tmp_path, before=FOLLOW_TRANSITIONS, after=TRANSITIONS)
+    assert len(got["seen"]) == 400
+    assert sorted(row.tobytes() for row in got["rows"][:100]) == sorted(row.tobytes() for row in got["seen"][-100:])
 
 
 @is_dqn
