@@ -6,7 +6,7 @@ from conftest import FILES, raw_scalars, require_for, run, run_dir, script
 
 DQN = "--env-id CartPole-v1 --total-timesteps 60000 --learning-starts 2000 --exploration-fraction 0.3"
 TASKS = {
-    "ppo": ("--env-id CartPole-v1 --total-timesteps 100000", 400),
+    "ppo": ("--env-id CartPole-v1 --total-timesteps 100000 --learning-rate 1e-3", 400),
     "ppo_continuous_action": ("--env-id InvertedPendulum-v4 --total-timesteps 100000", 700),
     "dqn": (DQN, 150),
     "dqn_jax": (DQN, 150),

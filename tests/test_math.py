@@ -293,7 +293,7 @@ def test_normalisers_over_a_whole_run(name, tmp_path):
     """The statistics at the end are those of the whole stream, and the last rollout's rewards are scaled by them."""
     require_for(name)
     after = "result |= {'obs_mean': agent.obs_rms.mean.numpy(), 'obs_std': agent.obs_rms.std.numpy()}\n"
-    after += "result |= {'return_std': agent.return_rms.std.item(), 'scaled': rewards, 'gamma': args.gamma}"
+    after += "result |= {'return_std': agent.return_rms.std.item(), 'scaled': scaled_rewards, 'gamma': args.gamma}"
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=FOLLOW, after=after)
     observations = np.concatenate(got["observations"][:-1]).astype(float)  # nothing is acted on the last one
     np.testing.assert_allclose(got["obs_mean"], observations.mean(0), rtol=1e-2, atol=1e-3)
@@ -341,26 +341,22 @@ def test_exploration_schedule(name):
 
 
 @each(lambda name: defines(name, "class ReplayBuffer"))
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_replay_buffer_against_a_list(name, num_envs):
-    size, obs_dim = 30, 2
-    replay, kept = load(name).ReplayBuffer(size, num_envs, obs_dim, "cpu"), []
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("steps, num_envs", [(1, 1), (2, 3)])
+def test_replay_buffer_against_a_list(name, steps, num_envs):
+    """Chunks of (steps, num_envs, row); a row is obs, next_obs, action, reward, terminated."""
+    size, rng = 30, np.random.default_rng(0)
     torch.manual_seed(0)
-    for step in range(45):
-        obs, next_obs = rng.normal(size=(2, num_envs, obs_dim)).astype(np.float32)
-        action, reward = rng.integers(2, size=num_envs), rng.normal(size=num_envs)
-        terminated = rng.random(num_envs) < 0.3
-        replay.add(obs, next_obs, action, reward, terminated)
-        kept += [
-            np.array([*o, *n, *rest], dtype=np.float32)
-            for o, n, *rest in zip(obs, next_obs, action, reward, terminated, strict=True)
-        ]
-        kept = kept[-size:]
-        if step % 7 == 0 or step == 44:
+    chunk = np.zeros((steps, num_envs, 2 * 2 + 3), dtype=np.float32)
+    replay, kept = load(name).ReplayBuffer(size, chunk, "cpu"), []
+    for added in range(45):
+        chunk[:] = rng.normal(size=chunk.shape)
+        chunk[..., -3] = rng.integers(2, size=chunk.shape[:2])
+        replay.add(chunk)
+        kept = [*kept, *(row.tobytes() for row in chunk.reshape(-1, 7))][-size:]
+        if added % 7 == 0 or added == 44:
             columns = [np.asarray(column).reshape(2000, -1) for column in replay.sample(2000)]
             drawn = {row.tobytes() for row in np.concatenate(columns, axis=1).astype(np.float32)}
-            assert drawn == {row.tobytes() for row in kept}, f"after {step + 1} steps"
+            assert drawn == set(kept), f"after {added + 1} chunks"
 
 
 @each(lambda name: defines(name, "def sample(key"))
@@ -377,7 +373,7 @@ TRANSITIONS = """
 if "learner" in globals():
     rows = np.asarray(learner["replay"]).reshape(-1, chunk.shape[-1])[: chunks_added * chunk_steps * args.num_envs]
 else:
-    rows = replay.rows.flatten(0, 1)[: replay.added * args.num_envs].numpy()
+    rows = replay.rows.flatten(0, -2)[: replay.filled].numpy()
 result["rows"] = np.array(rows)
 """
 
