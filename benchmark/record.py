@@ -28,6 +28,7 @@ class Options:
         Path, tyro.conf.arg(aliases=["-o"])
     ]  # CSV to write; rows of the same file and environment are replaced
     curves: Path | None = None  # folder for one CSV with the learning curve of each run
+    partial: bool = False  # also take runs that stopped early, as runs of the steps they made
     reference: Path | None = None  # CSV of published scores (file, env_id, score_mean, score_std, steps)
 
 
@@ -63,7 +64,9 @@ def main(options):
     for run_dir in options.runs:
         run = read_run(run_dir)
         if run["last_step"] < 0.99 * run["steps"]:
-            sys.exit(f"{run_dir} stopped at step {run['last_step']} of {run['steps']}: resume it first")
+            if not options.partial:
+                sys.exit(f"{run_dir} stopped at step {run['last_step']} of {run['steps']}: resume it, or say --partial")
+            run["steps"] = run["last_step"]
         groups[run["file"], run["env_id"], run["steps"]].append(run)
         if options.curves:
             options.curves.mkdir(parents=True, exist_ok=True)
