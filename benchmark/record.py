@@ -87,7 +87,8 @@ def main(options):
         spread = np.std(scores, ddof=1) if len(scores) > 1 else 0.0
         mean, std = reference_score(options.reference, runs[0])
         rows[group] = {
-            **{key: runs[0][key] for key in ("file", "env_id", "steps", "command", "commit", "packages")},
+            **{key: runs[0][key] for key in ("file", "env_id", "steps", "command", "packages")},
+            "commit": " ".join(sorted({run["commit"] for run in runs})),
             "seeds": " ".join(str(run["seed"]) for run in runs),
             **{"score_mean": f"{np.mean(scores):.2f}", "score_std": f"{spread:.2f}"},
             "scores": " ".join(f"{score:.2f}" for score in scores),
