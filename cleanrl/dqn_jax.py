@@ -257,6 +257,7 @@ if __name__ == "__main__":
 
     # Seeding
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to other runs
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # handing over to a thread costs more than it hides here
     device = jax.devices()[0]
     key, init_key = jax.random.split(jax.random.key(args.seed))
     rng = np.random.default_rng(args.seed)
@@ -314,7 +315,8 @@ if __name__ == "__main__":
                 "losses": learner["losses"] + jnp.stack([loss, q_value]),
             }
 
-        return jax.lax.fori_loop(0, updates, update, learner | {"replay": replay})
+        del learner["replay"]  # not changed by an update, so not carried from one to the next
+        return jax.lax.fori_loop(0, updates, update, learner) | {"replay": replay}
 
     # Resume
     def save_checkpoint():

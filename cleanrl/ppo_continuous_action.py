@@ -228,9 +228,9 @@ class Agent(nn.Module):
     def evaluate(self, obs, action):
         x = self.normalize(obs)
         z = (action - self.actor_mean(x)) / self.actor_logstd.exp()
-        log_density = -0.5 * z**2 - self.actor_logstd - 0.5 * math.log(2 * math.pi)
+        logprob = -0.5 * (z**2).sum(-1) - (self.actor_logstd + 0.5 * math.log(2 * math.pi)).sum()
         entropy = (self.actor_logstd + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(len(obs))
-        return log_density.sum(-1), entropy, self.critic(x).squeeze(-1)
+        return logprob, entropy, self.critic(x).squeeze(-1)
 
 
 def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
