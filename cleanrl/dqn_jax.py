@@ -48,7 +48,7 @@ from safetensors.flax import load_file, save_file
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer import event_file_writer
 
 
 @dataclass
@@ -108,11 +108,12 @@ def parse_args():
     return args
 
 
-class SummaryWriter(EventFileWriter):
+class SummaryWriter:
     """The part of torch's SummaryWriter that we use."""
 
     def __init__(self, folder):
-        super().__init__(str(folder))
+        self.file = event_file_writer.EventFileWriter(str(folder))  # looked up here, where W&B may have replaced it
+        self.flush, self.close = self.file.flush, self.file.close
 
     def add_scalar(self, tag, value, step):
         self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
@@ -121,7 +122,7 @@ class SummaryWriter(EventFileWriter):
         self.add(text_pb(tag, text), step)
 
     def add(self, summary, step):
-        self.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
+        self.file.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
 
 
 def open_run(args, event_sizes):
