@@ -9,7 +9,7 @@
 
 Differs from dqn.py:
 1. JAX, Flax and Optax; the replay buffer and all that learning changes are one donated pytree on the device;
-2. the transitions of `--train-frequency` steps travel to the device together, in the call that learns from them.
+2. one call writes the collected transitions to the replay buffer and takes the gradient steps that are due.
 
 Differs from the paper:
 1. a network of two hidden layers for vector observations, Adam in place of RMSProp, and no clipping of the TD error;
