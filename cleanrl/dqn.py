@@ -175,10 +175,8 @@ class ReplayBuffer:
 
     def __init__(self, size, chunk, device):
         self.rows = torch.zeros((size // (chunk.size // chunk.shape[-1]), *chunk.shape), device=device)
-        self.added, self.filled = (
-            0,
-            torch.zeros((), dtype=torch.long, device=device),
-        )  # filled: where a graph can read it
+        self.filled = torch.zeros((), dtype=torch.long, device=device)  # on the device, where a graph can read it
+        self.added = 0
 
     def add(self, chunk):
         self.rows[self.added % len(self.rows)] = torch.from_numpy(chunk)
@@ -365,9 +363,8 @@ if __name__ == "__main__":
     obs, actions = envs.reset(seed=args.seed + global_step)[0].copy(), np.zeros(args.num_envs, dtype=np.int64)
     while global_step < args.total_timesteps:
         # Act
-        epsilon = linear_schedule(
-            args.start_e, args.end_e, args.exploration_fraction * args.total_timesteps, global_step
-        )
+        exploration_steps = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         explore = rng.random(args.num_envs) < epsilon
         if explore.any():
             actions = rng.integers(num_actions, size=args.num_envs)
@@ -396,9 +393,8 @@ if __name__ == "__main__":
         # Learn
         if staged == chunk_steps:
             replay.add(chunk)
-            updates = (
-                global_step // args.train_frequency - (global_step - staged * args.num_envs) // args.train_frequency
-            )
+            chunk_start = global_step - staged * args.num_envs
+            updates = global_step // args.train_frequency - chunk_start // args.train_frequency
             for _ in range(updates if global_step > args.learning_starts else 0):
                 update()
                 num_updates += 1

@@ -343,9 +343,8 @@ if __name__ == "__main__":
     obs, actions = envs.reset(seed=args.seed + global_step)[0].copy(), np.zeros(args.num_envs, dtype=np.int64)
     while global_step < args.total_timesteps:
         # Act
-        epsilon = linear_schedule(
-            args.start_e, args.end_e, args.exploration_fraction * args.total_timesteps, global_step
-        )
+        exploration_steps = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         explore = rng.random(args.num_envs) < epsilon
         if explore.any():
             actions = rng.integers(num_actions, size=args.num_envs)
@@ -371,9 +370,8 @@ if __name__ == "__main__":
 
         # Learn
         if staged == chunk_steps:
-            updates = (
-                global_step // args.train_frequency - (global_step - staged * args.num_envs) // args.train_frequency
-            )
+            chunk_start = global_step - staged * args.num_envs
+            updates = global_step // args.train_frequency - chunk_start // args.train_frequency
             updates = updates if global_step > args.learning_starts else 0
             learner = learn(learner, chunk.copy(), chunks_added, updates)
             staged, chunks_added, num_updates = 0, chunks_added + 1, num_updates + updates
