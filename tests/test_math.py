@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import each, family, inspect_run, load, raw_scalars, require_for, run_dir, script, smoke, uses
+from conftest import LINEAGE, each, family, inspect_run, load, raw_scalars, require_for, run_dir, script, smoke, uses
 
 torch = pytest.importorskip("torch")
 
@@ -313,6 +313,7 @@ def test_normalisers_over_a_whole_run(name, tmp_path):
 # DQN
 
 is_dqn = each(lambda name: family(name) == "dqn")
+is_vector_dqn = each(lambda name: family(name) == "dqn" and "probes" in LINEAGE[name])
 
 
 @is_dqn
@@ -408,7 +409,7 @@ gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset = follow_step, fol
 """
 
 
-@is_dqn
+@is_vector_dqn
 def test_replay_keeps_the_last_transitions(name, tmp_path):
     require_for(name)
     argv = "--total-timesteps 400 --learning-starts 50 --num-envs 2 --buffer-size 100 --env-id CartPole-v1".split()
@@ -417,7 +418,7 @@ def test_replay_keeps_the_last_transitions(name, tmp_path):
     assert sorted(row.tobytes() for row in got["rows"][:100]) == sorted(row.tobytes() for row in got["seen"][-100:])
 
 
-@is_dqn
+@is_vector_dqn
 def test_replay_of_a_run_that_truncates_and_terminates(name, tmp_path):
     """In TruncationState the final observation keeps the sign of the episode, and nothing ever terminates;
     in Discounting every second step terminates with observation 1."""
@@ -440,7 +441,7 @@ def test_replay_of_a_run_that_truncates_and_terminates(name, tmp_path):
     np.testing.assert_array_equal(got[:, 3], got[:, 4])
 
 
-@is_dqn
+@is_vector_dqn
 def test_epsilon_and_actions_of_a_run(name, tmp_path):
     """Exploration ends at --end-e; with both rates at zero every action is the greedy one, at one about half are."""
     require_for(name)
