@@ -386,15 +386,13 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)
     optimizer = torch.optim.Adam([weights], lr=lr, fused=True, capturable=device.type == "cuda")
 
-    # Storage
+    # Storage: a transition has three columns besides its frames: action, reward, terminated
     num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
     buffer_bytes, buffer_device = args.buffer_size * int(np.prod(obs_shape[1:])), args.buffer_device
     if buffer_device == "auto":
         fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
         buffer_device = "cuda" if fits else "cpu"
-    replay = FrameReplay(
-        args.buffer_size, args.num_envs, obs_shape, 3, buffer_device
-    )  # columns: action, reward, terminated
+    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, 3, buffer_device)
     b_rows = torch.zeros((args.batch_size, obs_shape[0] + 4), dtype=torch.long, device=device)
     b_frames = torch.zeros((args.batch_size, obs_shape[0] + 1, *obs_shape[1:]), dtype=torch.uint8, device=device)
     act_obs = torch.zeros((args.num_envs, *obs_shape), dtype=torch.uint8, device=device)
