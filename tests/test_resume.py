@@ -220,7 +220,7 @@ def test_kill_while_a_checkpoint_is_written(name, tmp_path):
 
 
 @posix
-@each(lambda name: family(name) == "dqn")
+@each(lambda name: family(name) in ("dqn", "c51"))
 def test_a_checkpoint_leaves_no_update_out_of_the_means(name, tmp_path):
     """Updates are rarer than log lines are regular, so a checkpoint between two lines must keep the sums so far."""
     require_for(name)
