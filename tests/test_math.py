@@ -596,7 +596,7 @@ result |= {"args": vars(args)}
 """
 
 
-@is_c51
+@each(lambda name: family(name) == "c51" and "probes" in LINEAGE[name])
 def test_c51_update(name, tmp_path):
     """One more update of a run against loops over samples, actions and atoms, and its step against Adam's rule."""
     require_for(name)
