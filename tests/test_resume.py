@@ -222,7 +222,7 @@ def test_kill_while_a_checkpoint_is_written(name, tmp_path):
 
 
 @posix
-@each(lambda name: family(name) == "dqn" and "probes" in LINEAGE[name])
+@each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 def test_a_checkpoint_leaves_no_update_out_of_the_means(name, tmp_path):
     """Updates are rarer than log lines are regular, so a checkpoint between two lines must keep the sums so far."""
     require_for(name)
