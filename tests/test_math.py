@@ -488,7 +488,7 @@ result["chained"] = getattr(pair[1], "requires_grad", False)
 def test_target_copies_are_not_tied_to_gradient_steps(name, total, copied, tmp_path):
     """Gradient steps at multiples of 10, copies at multiples of 7: of 1000 and 1001 the first leaves the two apart."""
     require_for(name)
-    argv = ["--total-timesteps", total, "--learning-starts", 100, "--target-network-frequency", 7]
+    argv = smoke(name, total_timesteps=total, learning_starts=100, train_frequency=10, target_network_frequency=7)
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=TARGET)
     assert got["same"] == copied
     assert not got["chained"], "the target network remembers how it was computed"
