@@ -238,6 +238,7 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
         "ppo": ("v_loss", "losses/value_loss", 1),
         "dqn": ("td_loss", "losses/td_loss", 100),
         "c51": ("loss", "losses/loss", 100),
+        "rainbow": ("td_loss", "losses/td_loss", 100),
     }[family(name)]
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
@@ -315,7 +316,7 @@ def test_normalisers_over_a_whole_run(name, tmp_path):
 
 # DQN
 
-is_dqn = each(lambda name: family(name) in ("dqn", "c51"))
+is_dqn = each(lambda name: family(name) in ("dqn", "c51", "rainbow"))
 is_vector_dqn = each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 
 
@@ -484,9 +485,9 @@ result["chained"] = getattr(pair[1], "requires_grad", False)
 
 
 @is_dqn
-@pytest.mark.parametrize("total, copied", [(1001, True), (1000, False)])
+@pytest.mark.parametrize("total, copied", [(301, True), (300, False)])
 def test_target_copies_are_not_tied_to_gradient_steps(name, total, copied, tmp_path):
-    """Gradient steps at multiples of 10, copies at multiples of 7: of 1000 and 1001 the first leaves the two apart."""
+    """Gradient steps at multiples of 10, copies at multiples of 7: of 300 and 301 the first leaves the two apart."""
     require_for(name)
     argv = smoke(name, total_timesteps=total, learning_starts=100, train_frequency=10, target_network_frequency=7)
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=TARGET)
@@ -496,7 +497,8 @@ def test_target_copies_are_not_tied_to_gradient_steps(name, total, copied, tmp_p
 
 # C51
 
-is_c51 = each(lambda name: family(name) == "c51")
+projects = each(lambda name: defines(name, "def project("))
+is_vector_c51 = each(lambda name: family(name) == "c51" and "probes" in LINEAGE[name])
 
 
 def slow_projection(pmf, reward, terminated, support, gamma):
@@ -533,7 +535,7 @@ PROJECTIONS = {  # rewards, gamma, support: what it is about
 }
 
 
-@is_c51
+@projects
 @pytest.mark.parametrize("case", PROJECTIONS)
 def test_projection(name, case):
     rewards, gamma, (v_min, v_max, n_atoms) = PROJECTIONS[case]
@@ -548,7 +550,7 @@ def test_projection(name, case):
     assert (got >= -1e-6).all()
 
 
-@is_c51
+@projects
 def test_projection_keeps_the_mean_inside_the_support(name):
     rng = np.random.default_rng(0)
     support, rewards, terminated = np.linspace(-20, 20, 51), rng.normal(size=200), rng.random(200) < 0.3
@@ -595,7 +597,7 @@ result |= {"args": vars(args)}
 """
 
 
-@is_c51
+@is_vector_c51
 def test_c51_update(name, tmp_path):
     """One more update of a run against loops over samples, actions and atoms, and its step against Adam's rule."""
     require_for(name)

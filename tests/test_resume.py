@@ -148,6 +148,8 @@ if "rng" in globals():
     kept["numpy"] = [str(rng.bit_generator.state)]
 if "replay" in globals() and hasattr(replay, "window"):  # frames stored once
     kept["replay"] = [replay.frames.slots, replay.rows.slots, replay.window, list(replay.first_frames), replay.saved]
+    if hasattr(replay, "tree"):
+        kept["priorities"] = [replay.tree.leaves, replay.tree.sums, replay.largest, replay.ready]
 elif "replay" in globals() and hasattr(replay, "rows"):
     kept["replay"] = [replay.rows, replay.filled, replay.added]
 
