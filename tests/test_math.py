@@ -566,6 +566,20 @@ def test_the_projection_oracle_by_hand():
     assert slow_projection([0.5, 0.25, 0.25], 0.25, 1, [-1, 0, 1], 0.5) == [0, 0.75, 0.25]
 
 
+@pytest.mark.parametrize("variant", ["c51_looped", "c51_looped_sums"])
+def test_the_speed_harness_loops_to_the_same_projection(variant):
+    """The text that c51.py is measured against, up to its main block."""
+    from benchmark.speed import looped
+
+    module, scope = load("c51"), {"__name__": "c51", "__file__": "c51.py"}
+    exec(getattr(looped, variant)(script("c51").read_text()), scope)
+    torch.manual_seed(0)
+    support, pmfs, rewards = torch.linspace(-10, 10, 21), torch.rand(9, 21).softmax(1), 5 * torch.randn(9)
+    arguments = pmfs, rewards.round(), torch.arange(9) % 2, support, 0.9
+    torch.testing.assert_close(scope["project"](*arguments), module.project(*arguments))
+    assert scope["project"].__code__.co_code != module.project.__code__.co_code
+
+
 UPDATE_C51_ONCE_MORE = """
 if "learner" in globals():
     rows_after = learner["replay"].at[chunks_added % num_chunks].set(chunk)
