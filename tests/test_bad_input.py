@@ -109,6 +109,8 @@ BAD_SIZES = {
         "checkpoint_freq": (0, "--checkpoint-freq"),
     },
 }
+BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
+BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
 
 
 def bad_sizes(name):
