@@ -233,9 +233,9 @@ register_optimizer_step_post_hook(record)
 @each(lambda name: uses(name, "torch"))
 def test_logged_losses_are_means_over_the_update(name, tmp_path):
     require_for(name)
-    loss, tag, period = {"ppo": ("v_loss", "losses/value_loss", 1), "dqn": ("td_loss", "losses/td_loss", 100)}[
-        family(name)
-    ]
+    td_loss = "td_loss", "losses/td_loss"
+    metrics = {"ppo": ("v_loss", "losses/value_loss", 1), "pqn": (*td_loss, 1), "dqn": (*td_loss, 100)}
+    loss, tag, period = metrics[family(name)]
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
     assert len(logged) >= 2
@@ -331,7 +331,7 @@ def test_td_target(name):
     np.testing.assert_allclose(np.asarray(module.td_target(*as_floats, 0.9)), expected, rtol=1e-5)
 
 
-@is_dqn
+@each(lambda name: defines(name, "def linear_schedule("))
 def test_exploration_schedule(name):
     schedule = load(name).linear_schedule
     assert schedule(1.0, 0.05, 1000, 0) == 1.0
