@@ -97,7 +97,10 @@ with torch.no_grad():
             bias = list(agent.actor_mean)[-1].bias
             bias.fill_(sign * 1000.0)
         else:
-            head = getattr(q_network, "network", q_network) if "q_network" in globals() else agent.actor
+            if "q_network" in globals():
+                head = getattr(q_network, "head", getattr(q_network, "network", q_network))
+            else:
+                head = agent.actor
             bias = (head if isinstance(head, nn.Linear) else list(head)[-1]).bias
             bias.fill_(0.0)
             bias[0 if sign > 0 else 1] = 1e6
