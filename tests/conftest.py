@@ -31,6 +31,7 @@ METRICS = {  # by family
     "c51": {"losses/loss", "losses/q_values"},
     "dqn": {"losses/td_loss", "losses/q_values"},
     "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},
+    "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 

@@ -113,6 +113,9 @@ BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BA
 BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
 
 
+BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
+
+
 def bad_sizes(name):
     """All of a family's for its root, two for the others, whose text of this part is the same."""
     return list(BAD_SIZES[family(name)])[: None if family(name) == name else 2]
@@ -204,7 +207,7 @@ def test_non_finite_loss(name, tmp_path):
     assert_stops_on_non_finite_loss(name, smoke(name, learning_rate="inf", checkpoint_freq=1), tmp_path)
 
 
-@each(lambda name: family(name) == "ppo")
+@each(lambda name: family(name) in ("ppo", "pqn"))
 def test_the_last_step_of_an_update_may_be_the_bad_one(name, tmp_path):
     """With one minibatch the first loss is finite, but the weights after its step are not: no checkpoint of those."""
     argv = smoke(name, learning_rate="inf", checkpoint_freq=1, num_minibatches=1, update_epochs=1)
