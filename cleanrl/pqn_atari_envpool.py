@@ -306,15 +306,14 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def epsilon_greedy(q_network, epsilon, device):
-    """A function from a batch of observations to a batch of actions, random ones at the rate `epsilon`."""
+def epsilon_greedy(q_network, num_actions, epsilon, device):
+    """A function from a batch of observations to a batch of actions."""
     rng = np.random.default_rng(0)
 
     @torch.no_grad()
     def policy(obs):
-        q_values = q_network(torch.tensor(obs, device=device)).cpu().numpy()
-        random_actions = rng.integers(q_values.shape[1], size=len(obs))
-        return np.where(rng.random(len(obs)) < epsilon, random_actions, q_values.argmax(1))
+        greedy = q_network(torch.tensor(obs, device=device)).argmax(1).cpu().numpy()
+        return np.where(rng.random(len(obs)) < epsilon, rng.integers(num_actions, size=len(obs)), greedy)
 
     return policy
 
