@@ -275,7 +275,7 @@ class FrameReplay:
                 path.unlink()
                 continue
             with gzip.open(path) as file:
-                (self.frames.end, self.rows.end), frames, rows = (np.load(file) for _ in range(3))
+                (self.frames.end, self.rows.end), frames, rows = np.load(file).tolist(), np.load(file), np.load(file)
             self.frames.new, self.rows.new = [frames], [rows]
             self.first_frames.extend(rows[:, 0].reshape(-1, self.num_envs).min(1))
             self.flush()

@@ -120,6 +120,7 @@ def test_files_hold_what_the_memory_holds(name, tmp_path):
         assert not (copy / f"replay-{ends[0] + 1:012}.gz").exists()
         assert_rows_equal(again, plain)
         assert again.window.tolist() == replay.window.tolist() and again.saved == tuple(ends)
+        assert {type(end) for end in again.save(copy)} == {int}, "a checkpoint cannot hold NumPy's integers"
         np.testing.assert_array_equal(again.frames.slots, replay.frames.slots)
         shutil.rmtree(copy)
     total = sum(path.stat().st_size for path in tmp_path.glob("replay-*"))
