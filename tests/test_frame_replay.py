@@ -119,6 +119,7 @@ def test_files_hold_what_the_memory_holds(name, tmp_path):
         again.load(copy, ends)
         assert not (copy / f"replay-{ends[0] + 1:012}.gz").exists()
         assert_rows_equal(again, plain)
+        assert type(again.frames.end) is type(again.rows.end) is int, "a NumPy integer makes a checkpoint unreadable"
         assert again.window.tolist() == replay.window.tolist() and again.saved == tuple(ends)
         assert {type(end) for end in again.save(copy)} == {int}, "a checkpoint cannot hold NumPy's integers"
         np.testing.assert_array_equal(again.frames.slots, replay.frames.slots)

@@ -236,6 +236,7 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
     require_for(name)
     loss, tag, period = {
         "ppo": ("v_loss", "losses/value_loss", 1),
+        "pqn": ("td_loss", "losses/td_loss", 1),
         "dqn": ("td_loss", "losses/td_loss", 100),
         "c51": ("loss", "losses/loss", 100),
         "rainbow": ("td_loss", "losses/td_loss", 100),
@@ -336,7 +337,7 @@ def test_td_target(name):
     np.testing.assert_allclose(np.asarray(module.td_target(*as_floats, 0.9)), expected, rtol=1e-5)
 
 
-@is_dqn
+@each(lambda name: defines(name, "def linear_schedule("))
 def test_exploration_schedule(name):
     schedule = load(name).linear_schedule
     assert schedule(1.0, 0.05, 1000, 0) == 1.0

@@ -8,6 +8,8 @@ GAMMA = 0.5  # small, so that values converge fast
 FLAGS = {
     "ppo": "--num-envs 4 --num-steps 32 --total-timesteps 10240 --learning-rate 0.005 --num-minibatches 4 "
     "--update-epochs 4 --ent-coef 0 --no-clip-vloss --max-grad-norm 5",
+    "pqn": "--num-envs 4 --num-steps 32 --total-timesteps 10240 --learning-rate 0.02 --num-minibatches 4 "
+    "--update-epochs 4",
     "dqn": "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
     "--learning-rate 0.002 --buffer-size 500 --batch-size 64",
 }
