@@ -30,6 +30,8 @@ METRICS = {  # by family
     "ppo": {f"losses/{name}" for name in PPO_METRICS} | {"charts/learning_rate"},
     "c51": {"losses/loss", "losses/q_values"},
     "dqn": {"losses/td_loss", "losses/q_values"},
+    "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},
+    "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 
@@ -111,6 +113,20 @@ def require_for(name):
 def each(which=lambda name: True):
     """Parametrise a test over the files for which `which(name)` holds."""
     return pytest.mark.parametrize("name", [name for name in FILES if which(name)])
+
+
+def each_text(*definitions, which=lambda name: True):
+    """Parametrise a test over one file for each text that these definitions have, and each backend.
+
+    The style gate holds the texts of siblings equal, so what they do alone needs no test in every file.
+    """
+    first = {}
+    for name in filter(which, FILES):
+        source = script(name).read_text()
+        nodes = [node for node in ast.parse(source).body if getattr(node, "name", None) in definitions]
+        key = uses(name, "torch"), *(ast.get_source_segment(source, node) for node in nodes)
+        first.setdefault(key, name)
+    return pytest.mark.parametrize("name", list(first.values()))
 
 
 def load(name):
