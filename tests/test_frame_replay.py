@@ -1,5 +1,6 @@
 """Replay that stores each frame once, against a plain one that stores whole observations, bit by bit."""
 
+import re
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ from test_math import slow_projection
 
 torch = pytest.importorskip("torch")
 stores_frames = each(lambda name: "class FrameReplay" in script(name).read_text())
+ATARI = [name for name in FILES if re.fullmatch("(dqn|c51)_atari(_jax)?", name)]
 STACK, FRAME = 4, (3, 2)
 
 
@@ -260,7 +262,7 @@ def convolutional(weights, obs):
     return x @ weights[8].T + weights[9]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name in ("dqn_atari", "dqn_atari_jax", "c51_atari_jax")])
+@pytest.mark.parametrize("name", ATARI)
 def test_update_of_a_run(name, tmp_path):
     """One more update of a run: its loss, its gradient and its step, against loops over the samples and autograd."""
     require_for(name)
