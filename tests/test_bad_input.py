@@ -127,6 +127,11 @@ def test_bad_sizes(name, flag, tmp_path):
     assert named in refuse(name, *smoke(name, **{flag: value}), cwd=tmp_path)
 
 
+@each_text("FrameReplay", which=lambda name: "jnp.int32" in script(name).read_text())
+def test_more_frames_than_32_bits_count(name, tmp_path):
+    assert "--total-timesteps" in refuse(name, *smoke(name, total_timesteps=2**31), cwd=tmp_path)
+
+
 @each_text("parse_args", "fail")
 @pytest.mark.parametrize("flag, package", [("--track", "wandb"), ("--capture-video", "moviepy")])
 def test_missing_optional_package(name, flag, package, tmp_path):
