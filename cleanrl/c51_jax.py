@@ -352,7 +352,7 @@ if __name__ == "__main__":
     global_step = 0
     if args.resume:
         global_step = checkpoint["global_step"]
-        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]), device)
+        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]))
         chunk[:], staged, chunks_added = checkpoint["chunk"], checkpoint["staged"], checkpoint["chunks_added"]
         rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
     else:
