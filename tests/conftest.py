@@ -111,6 +111,20 @@ def each(which=lambda name: True):
     return pytest.mark.parametrize("name", [name for name in FILES if which(name)])
 
 
+def each_text(*definitions, which=lambda name: True):
+    """Parametrise a test over one file for each text that these definitions have, and each backend.
+
+    The style gate holds the texts of siblings equal, so what they do alone needs no test in every file.
+    """
+    first = {}
+    for name in filter(which, FILES):
+        source = script(name).read_text()
+        nodes = [node for node in ast.parse(source).body if getattr(node, "name", None) in definitions]
+        key = uses(name, "torch"), *(ast.get_source_segment(source, node) for node in nodes)
+        first.setdefault(key, name)
+    return pytest.mark.parametrize("name", list(first.values()))
+
+
 def load(name):
     """Import a file of cleanrl/ as a module."""
     require_for(name)

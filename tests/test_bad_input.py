@@ -13,6 +13,7 @@ from conftest import (
     TESTS,
     default,
     each,
+    each_text,
     environment,
     family,
     load,
@@ -121,20 +122,20 @@ def test_bad_sizes(name, flag, tmp_path):
     assert named in refuse(name, *smoke(name, **{flag: value}), cwd=tmp_path)
 
 
-@each()
+@each_text("parse_args", "fail")
 @pytest.mark.parametrize("flag, package", [("--track", "wandb"), ("--capture-video", "moviepy")])
 def test_missing_optional_package(name, flag, package, tmp_path):
     line = refuse(name, flag, cwd=tmp_path, env=hiding(tmp_path, package))
     assert f"pip install {package}" in line
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_optional_packages_are_optional(name, tmp_path):
     require_for(name)
     run(script(name), *smoke(name), cwd=tmp_path, env=hiding(tmp_path, "wandb", "moviepy"))
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_unknown_flag(name, tmp_path):
     require_for(name)
     done = run(script(name), "--no-such-flag", "3", cwd=tmp_path, code=2)
@@ -142,14 +143,14 @@ def test_unknown_flag(name, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_bad_resume(name, tmp_path):
     assert "nowhere" in refuse(name, "--resume", "nowhere", cwd=tmp_path)
     (tmp_path / "empty").mkdir()
     assert "empty" in refuse(name, "--resume", "empty", cwd=tmp_path)
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_resume_of_another_script(name, tmp_path):
     require_for(name)
     other = next(other for other in FILES if other != name and other != "ppo_atari")
@@ -217,7 +218,7 @@ def test_nan_rewards(name, tmp_path):
 SPELLINGS = ["--save-model --no-track", "--save-model True --track False", "--save-model=True --track=False"]
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_booleans(name, monkeypatch):
     module = load(name)
     for spelling in [*SPELLINGS, "--save_model True --track=False"]:
@@ -231,7 +232,7 @@ def test_booleans(name, monkeypatch):
         assert getattr(args, flag) is value and args.seed == 3, spelling
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_a_value_that_reads_like_a_boolean_stays_a_value(name, monkeypatch):
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--exp-name", "True", "--wandb-project-name", "x y=False"])
     args = load(name).parse_args()

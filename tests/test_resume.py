@@ -12,6 +12,7 @@ from conftest import (
     METRICS,
     TESTS,
     each,
+    each_text,
     environment,
     family,
     inspect_run,
@@ -68,7 +69,7 @@ def grid(scalars):
 
 
 @posix
-@each()
+@each_text("ReplayBuffer", "FrameReplay", "gae")
 def test_kill_at_random_moments(name, tmp_path):
     require_for(name)
     argv = [*long_run(name), "--save-model"]
