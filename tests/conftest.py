@@ -26,8 +26,9 @@ LINEAGE = tomllib.loads((ROOT / "cleanrl/lineage.toml").read_text())
 FILES = list(LINEAGE)
 
 PPO_METRICS = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
-METRICS = {  # by family, that is by the root of a file's line of parents
+METRICS = {  # by family
     "ppo": {f"losses/{name}" for name in PPO_METRICS} | {"charts/learning_rate"},
+    "c51": {"losses/loss", "losses/q_values"},
     "dqn": {"losses/td_loss", "losses/q_values"},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
@@ -37,9 +38,10 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKI
 
 
 def family(name):
-    while "parent" in LINEAGE[name]:
+    """The first part of a file's name, or of its parent's, and so on, whichever first has metrics."""
+    while name.split("_")[0] not in METRICS:
         name = LINEAGE[name]["parent"]
-    return name
+    return name.split("_")[0]
 
 
 def script(name):

@@ -109,6 +109,7 @@ BAD_SIZES = {
         "checkpoint_freq": (0, "--checkpoint-freq"),
     },
 }
+BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
 
 
 def bad_sizes(name):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import each, inspect_run, load, require_for, script, smoke, uses
 
-stores_frames = each(lambda name: "class FrameReplay" in script(name).read_text() and uses(name, "torch"))
+stores_frames = each(lambda name: "class FrameReplay" in script(name).read_text())
 STACK, FRAME = 4, (3, 2)
 
 
@@ -50,9 +50,14 @@ def play(replay, games, steps, stacks, plain):
             stacks[i] = replay.frames.add(games[i].obs)
 
 
+def make_replay(module, size, num_envs, columns=3):
+    device = module.jax.devices("cpu")[0] if hasattr(module, "jax") else "cpu"
+    return module.FrameReplay(size, num_envs, (STACK, *FRAME), columns, device)
+
+
 def start(module, size, num_envs, extra, seed=0):
     games = [Game(np.random.default_rng(seed + i)) for i in range(num_envs)]
-    replay = module.FrameReplay(size, num_envs, (STACK, *FRAME), 3 + extra, "cpu")
+    replay = make_replay(module, size, num_envs, 3 + extra)
     stacks = replay.frames.add(np.concatenate([game.obs for game in games])).reshape(num_envs, STACK)
     return games, replay, stacks
 
@@ -61,10 +66,10 @@ def assert_rows_equal(replay, plain):
     """Every transition that can be sampled is the plain one of its number; they are the newest, and nearly `size`."""
     first, count = replay.window.tolist()
     assert first + count == len(plain)
-    for number in range(first, first + count):
-        row = replay.rows[np.array(number)]
-        frames = replay.frames[row[: STACK + 1]].numpy()
-        obs, next_obs, columns = plain[number]
+    rows = np.asarray(replay.rows[np.arange(first + count - replay.size, first + count)])[-count:]
+    stored = np.asarray(replay.frames[np.arange(replay.size)])  # in the order of the slots
+    for (obs, next_obs, columns), row in zip(plain[first:], rows, strict=True):
+        frames = stored[row[: STACK + 1] % replay.size]
         np.testing.assert_array_equal(frames[:-1], obs)
         np.testing.assert_array_equal(frames[1:], next_obs)
         assert tuple(row[STACK + 1 :].tolist()) == columns
@@ -85,16 +90,19 @@ def test_against_whole_observations(name, num_envs, steps):
 
 @stores_frames
 def test_samples_are_uniform_over_what_is_stored(name):
-    import torch
-
-    torch.manual_seed(0)
-    (games, replay, stacks), plain = start(load(name), 60, 2, extra=0), []
+    module = load(name)
+    (games, replay, stacks), plain = start(module, 60, 2, extra=0), []
     play(replay, games, 100, stacks, plain)
     replay.flush()
-    rows, frames = load(name).FrameReplay.sample(replay, 20_000)
+    if uses(name, "torch"):
+        module.torch.manual_seed(0)
+        rows, frames = replay.sample(20_000)
+    else:
+        draw = module.jax.jit(replay.sample, static_argnums=2)
+        rows, frames = draw(module.jax.random.key(0), replay.stored(), 20_000)
     first, count = replay.window.tolist()
     keys = {plain[n][0].tobytes() + plain[n][1].tobytes(): 0 for n in range(first, first + count)}
-    for stack in frames.numpy():
+    for stack in np.asarray(frames):
         keys[stack[:-1].tobytes() + stack[1:].tobytes()] += 1
     expected = 20_000 / count
     chi_square = sum((times - expected) ** 2 / expected for times in keys.values())
@@ -115,7 +123,7 @@ def test_files_hold_what_the_memory_holds(name, tmp_path):
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path, copy)
         (copy / f"replay-{ends[0] + 1:012}.gz").write_bytes(b"half a fi")  # a kill left this behind
-        again = module.FrameReplay(size, 2, (STACK, *FRAME), 3, "cpu")
+        again = make_replay(module, size, 2)
         again.load(copy, ends)
         assert not (copy / f"replay-{ends[0] + 1:012}.gz").exists()
         assert_rows_equal(again, plain)
@@ -163,10 +171,9 @@ AtariVectorEnv.__init__, AtariVectorEnv.step, AtariVectorEnv.reset = short, foll
 """
 TRANSITIONS = """
 first, count = replay.window.tolist()
-numbers = torch.arange(first, first + count)
-rows = replay.rows[numbers]
-result["rows"] = rows[:, 5:].numpy()
-result["frames"] = replay.frames[rows[:, :5]].numpy()
+rows = replay.rows[np.arange(first, first + count)]
+result["rows"] = np.asarray(rows[:, 5:])
+result["frames"] = np.asarray(replay.frames[rows[:, :5]])
 result["first"] = first
 """
 

@@ -10,6 +10,8 @@ TASKS = {
     "ppo_continuous_action": ("--env-id InvertedPendulum-v4 --total-timesteps 100000", 700),
     "dqn": (DQN, 150),
     "dqn_jax": (DQN, 150),
+    "c51": (DQN, 150),
+    "c51_jax": (DQN, 150),
 }
 
 

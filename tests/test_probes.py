@@ -11,6 +11,7 @@ FLAGS = {
     "dqn": "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
     "--learning-rate 0.002 --buffer-size 500 --batch-size 64",
 }
+FLAGS["c51"] = FLAGS["dqn"] + " --n-atoms 51 --v-min -5 --v-max 5"
 VALUES = {  # observation -> value
     "ConstantReward": {0: 1},
     "ObservationReward": {-1: -1, 1: 1},
@@ -37,6 +38,8 @@ else:
         q = np.asarray(q_network.apply(learner["params"], observations))
     else:
         q = q_network(torch.from_numpy(observations)).detach().numpy()
+    if "support" in globals():  # logits of atoms
+        q = np.exp(q) @ np.asarray(support) / np.exp(q).sum(2)
     values, actions = q.max(1), q.argmax(1)
 result |= {{"values": values * scale, "scale": scale, "actions": actions}}
 """

@@ -141,7 +141,9 @@ kept = {"global_step": global_step}
 if "learner" in globals():
     import jax
 
-    kept |= {"learner": jax.device_get(learner), "chunk": chunk, "counts": [staged, chunks_added]}
+    kept["learner"] = jax.device_get(learner)
+    if "chunk" in globals():
+        kept |= {"chunk": chunk, "counts": [staged, chunks_added]}
 else:
     kept |= {"optimizer": optimizer.state_dict()["state"], "torch": torch.get_rng_state()}
     kept |= {key: globals()[key].state_dict() for key in ("agent", "q_network", "target_network") if key in globals()}
@@ -223,7 +225,7 @@ def test_kill_while_a_checkpoint_is_written(name, tmp_path):
 
 
 @posix
-@each(lambda name: family(name) == "dqn" and "probes" in LINEAGE[name])
+@each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 def test_a_checkpoint_leaves_no_update_out_of_the_means(name, tmp_path):
     """Updates are rarer than log lines are regular, so a checkpoint between two lines must keep the sums so far."""
     require_for(name)
