@@ -110,6 +110,7 @@ BAD_SIZES = {
     },
 }
 BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
+BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 
 
 def bad_sizes(name):

@@ -238,6 +238,7 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
         "ppo": ("v_loss", "losses/value_loss", 1),
         "dqn": ("td_loss", "losses/td_loss", 100),
         "c51": ("loss", "losses/loss", 100),
+        "qdagger": ("distill_loss", "losses/distill_loss", 100),
     }[family(name)]
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
@@ -315,7 +316,7 @@ def test_normalisers_over_a_whole_run(name, tmp_path):
 
 # DQN
 
-is_dqn = each(lambda name: family(name) in ("dqn", "c51"))
+is_dqn = each(lambda name: family(name) in ("dqn", "c51", "qdagger"))
 is_vector_dqn = each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 
 
