@@ -21,7 +21,7 @@ Differs from the paper:
 1. one-step targets, where the paper has n-step returns;
 2. the weight is (teacher - student) / |teacher| within 0 and 1: the paper's for returns above 0, and still right below.
 
-Run: python qdagger_dqn_atari_impalacnn.py --teacher-policy-hf-repo runs/BreakoutNoFrameskip-v4__dqn_atari__1__1234567
+Run: python qdagger_dqn_atari_impalacnn.py --teacher-policy-hf-repo RUN_FOLDER_OF_THE_TEACHER
 """
 
 import gzip
@@ -624,12 +624,12 @@ if __name__ == "__main__":
         save_checkpoint()
 
     # Teacher phase
-    start_time, start_step = time.perf_counter(), teacher_step
     if teacher_step == 0:
         teacher_return = score(teacher, "Teacher")
         writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
     if teacher_step < args.teacher_steps:
         begin(args.seed + teacher_step)
+    start_time, start_step = time.perf_counter(), teacher_step
     while teacher_step < args.teacher_steps:
         play(teacher_act, linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step))
         teacher_step += args.num_envs
