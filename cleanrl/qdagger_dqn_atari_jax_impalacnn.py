@@ -472,7 +472,7 @@ if __name__ == "__main__":
     num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
     q_network, teacher_network = QNetwork(num_actions), TeacherNetwork(num_actions)
     teacher_params = jax.device_put(teacher_params, device)
-    params = q_network.init(init_key, jnp.zeros((1, *obs_shape)))
+    params = jax.jit(q_network.init)(init_key, jnp.zeros((1, *obs_shape)))
     optimizer = optax.adam(args.learning_rate)
 
     # Storage: a transition has three columns besides its frames: action, reward, terminated
