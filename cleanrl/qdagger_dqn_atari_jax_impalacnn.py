@@ -593,10 +593,9 @@ if __name__ == "__main__":
     teacher_step = offline_step = global_step = 0
     teacher_return, replay_dir = 0.0, run_dir / "teacher"
     if args.resume:
-        global_step, teacher_step, offline_step = (
-            checkpoint[f"{key}_step"] for key in ("global", "teacher", "offline")
-        )
-        teacher_return, num_updates = checkpoint["teacher_return"], checkpoint["num_updates"]
+        global_step, num_updates = checkpoint["global_step"], checkpoint["num_updates"]
+        teacher_step, teacher_return = checkpoint["teacher_step"], checkpoint["teacher_return"]
+        offline_step = checkpoint["offline_step"]
         replay_dir = run_dir if offline_step == args.offline_steps else replay_dir
         recent_returns.extend(checkpoint["recent_returns"])
         learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]), device)
