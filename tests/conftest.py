@@ -36,6 +36,8 @@ METRICS = {  # by family
     "ppo": {f"losses/{name}" for name in PPO_METRICS} | {"charts/learning_rate"},
     "c51": {"losses/loss", "losses/q_values"},
     "dqn": {"losses/td_loss", "losses/q_values"},
+    "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},
+    "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
     "qdagger": {f"losses/{name}" for name in ("loss", "td_loss", "distill_loss", "q_values")},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}

@@ -110,6 +110,10 @@ BAD_SIZES = {
     },
 }
 BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
+BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
+
+
+BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
 BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 
 
@@ -204,7 +208,7 @@ def test_non_finite_loss(name, tmp_path):
     assert_stops_on_non_finite_loss(name, smoke(name, learning_rate="inf", checkpoint_freq=1), tmp_path)
 
 
-@each(lambda name: family(name) == "ppo")
+@each(lambda name: family(name) in ("ppo", "pqn"))
 def test_the_last_step_of_an_update_may_be_the_bad_one(name, tmp_path):
     """With one minibatch the first loss is finite, but the weights after its step are not: no checkpoint of those."""
     argv = smoke(name, learning_rate="inf", checkpoint_freq=1, num_minibatches=1, update_epochs=1)

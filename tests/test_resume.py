@@ -65,7 +65,8 @@ def assert_clean(scalars):
 
 def grid(scalars):
     """The metrics with a fixed period; episodes end where they end."""
-    return {tag: at for tag, at in steps(scalars).items() if not tag.startswith("charts/episodic")}
+    at_ends = ("charts/episodic", "charts/avg_episodic")
+    return {tag: at for tag, at in steps(scalars).items() if not tag.startswith(at_ends)}
 
 
 @posix
@@ -151,6 +152,8 @@ if "rng" in globals():
     kept["numpy"] = [str(rng.bit_generator.state)]
 if "replay" in globals() and hasattr(replay, "window"):  # frames stored once
     kept["replay"] = [replay.frames.slots, replay.rows.slots, replay.window, list(replay.first_frames), replay.saved]
+    if hasattr(replay, "tree"):
+        kept["priorities"] = [replay.tree.leaves, replay.tree.sums, replay.largest, replay.ready]
 elif "replay" in globals() and hasattr(replay, "rows"):
     kept["replay"] = [replay.rows, replay.filled, replay.added]
 
