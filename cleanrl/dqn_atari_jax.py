@@ -220,10 +220,10 @@ def write(array, indices, items):
 
 
 class Ring:
-    """The last items that were added, on a device: item number n is in slot n % size."""
+    """The last items that were added, on the device: item number n is in slot n % size."""
 
-    def __init__(self, size, shape, dtype, device):
-        self.slots = jnp.zeros((size, *shape), dtype=dtype, device=device)
+    def __init__(self, size, shape, dtype):
+        self.slots = jnp.zeros((size, *shape), dtype=dtype)
         self.end, self.new = 0, []  # the number of the next item, and the items that are still on the host
 
     def __getitem__(self, numbers):
@@ -252,10 +252,10 @@ class FrameReplay:
     action, reward and whatever else it has. Additions wait on the host for `flush`: one copy then serves many steps.
     """
 
-    def __init__(self, size, num_envs, obs_shape, columns, device):
+    def __init__(self, size, num_envs, obs_shape, columns):
         self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
-        self.frames = Ring(self.size, obs_shape[1:], jnp.uint8, device)
-        self.rows = Ring(self.size, [self.stack_num + 1 + columns], jnp.int32, device)
+        self.frames = Ring(self.size, obs_shape[1:], jnp.uint8)
+        self.rows = Ring(self.size, [self.stack_num + 1 + columns], jnp.int32)
         self.first_frames, self.saved = deque(), (0, 0)  # the oldest frame of each step that can be sampled
         self.window = np.zeros(2, dtype=np.int32)  # first row and count
 
@@ -384,7 +384,7 @@ if __name__ == "__main__":
     optimizer = optax.adam(args.learning_rate)
 
     # Storage: a transition has three columns besides its frames: action, reward, terminated
-    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, 3, device)
+    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, 3)
     loss_names = ["td_loss", "q_values"]
     learner = {
         "params": params,
@@ -404,9 +404,9 @@ if __name__ == "__main__":
     @partial(jax.jit, donate_argnums=0)
     def learn(learner, stored):
         key, sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))
-        rows, frames = replay.sample(sample_key, stored, args.batch_size)
-        obs, next_obs = frames[:, :-1], frames[:, 1:]
-        action, reward, terminated = rows[:, -3:].T
+        b_rows, b_frames = replay.sample(sample_key, stored, args.batch_size)
+        obs, next_obs = b_frames[:, :-1], b_frames[:, 1:]
+        action, reward, terminated = b_rows[:, -3:].T
         target = td_target(reward, terminated, q_network.apply(learner["target_params"], next_obs), args.gamma)
 
         def td_loss(params):

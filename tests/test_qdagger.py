@@ -431,8 +431,7 @@ PHASES = {"learning_starts": 100, "checkpoint_freq": 100, "batch_size": 1, "end_
 def replayed(name, folder):
     """The observations and the actions in the replay of the teacher."""
     module = load(name)
-    device = "cpu" if uses(name, "torch") else None
-    replay = module.FrameReplay(400, 1, (4, 84, 84), 3, device)
+    replay = module.FrameReplay(400, 1, (4, 84, 84), 3, *["cpu"] * uses(name, "torch"))
     ends = max(int(path.stem[7:]) for path in (folder / "teacher").glob("replay-*.gz"))
     replay.load(folder / "teacher", (ends, 0))
     first, count = (int(x) for x in replay.window)
