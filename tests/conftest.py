@@ -4,17 +4,23 @@ CLEANRL_REQUIRE_ALL=1 turns the skip of a test whose optional package is missing
 """
 
 import ast
+import atexit
+import functools
 import importlib
+import json
 import os
 import pickle
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +38,7 @@ METRICS = {  # by family
     "dqn": {"losses/td_loss", "losses/q_values"},
     "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},
     "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
+    "qdagger": {f"losses/{name}" for name in ("loss", "td_loss", "distill_loss", "q_values")},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 
@@ -80,12 +87,37 @@ def default(name, flag):
 def smoke(name, **flags):
     """The smoke arguments of a file, changed by `flags`; None removes one."""
     argv = shlex.split(LINEAGE[name]["smoke"])
+    if "{teacher}" in argv:
+        argv[argv.index("{teacher}")] = make_teacher(default(name, "teacher_model_exp_name"))
     for flag, value in flags.items():
         flag = "--" + flag.replace("_", "-")
         if flag in argv:
             del argv[argv.index(flag) : argv.index(flag) + 2]
         argv += [] if value is None else [flag, str(value)]
     return argv
+
+
+@functools.cache
+def make_teacher(name, env_id="BreakoutNoFrameskip-v4", num_actions=4):
+    """A run folder with the model of an untrained network of a file, kept until the tests end."""
+    require_for(name)
+    import gymnasium as gym
+
+    module, folder = load(name), Path(tempfile.mkdtemp(prefix="teacher-"))
+    atexit.register(shutil.rmtree, folder)
+    if uses(name, "torch"):
+        import torch
+
+        torch.manual_seed(0)
+        envs = SimpleNamespace(single_action_space=gym.spaces.Discrete(num_actions))
+        module.save_file(module.QNetwork(envs).state_dict(), folder / "model.safetensors")
+    else:
+        import jax
+
+        params = module.QNetwork(num_actions).init(jax.random.key(0), jax.numpy.zeros((1, 4, 84, 84)))
+        module.save_file(module.flatten_dict(params, sep="."), folder / "model.safetensors")
+    (folder / "args.json").write_text(json.dumps({"env_id": env_id}))
+    return str(folder)
 
 
 def smoke_total(name):
@@ -102,9 +134,9 @@ def require(*modules):
 
 
 def require_for(name):
-    """What a file needs to run: its imports, and the extras of its header; --track and --capture-video need more."""
+    """What a file needs to run: its imports, and the extras of its header; some flags need more."""
     source = script(name).read_text()
-    modules = imports(source) - {"wandb", "moviepy"} - set(sys.stdlib_module_names)
+    modules = imports(source) - {"wandb", "moviepy", "huggingface_hub"} - set(sys.stdlib_module_names)
     if "gymnasium[mujoco]" in source:
         modules.add("mujoco")
     require(*sorted(modules))

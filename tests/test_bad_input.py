@@ -114,6 +114,7 @@ BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffe
 
 
 BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
+BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 
 
 def bad_sizes(name):

@@ -239,6 +239,7 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
         "pqn": ("td_loss", "losses/td_loss", 1),
         "dqn": ("td_loss", "losses/td_loss", 100),
         "c51": ("loss", "losses/loss", 100),
+        "qdagger": ("distill_loss", "losses/distill_loss", 100),
         "rainbow": ("td_loss", "losses/td_loss", 100),
     }[family(name)]
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-OPTIONAL = {"wandb", "moviepy"}  # of --track and --capture-video: the file says so when they are missing
+OPTIONAL = {"wandb", "moviepy", "huggingface_hub"}  # of flags: the file says so when they are missing
 
 
 @each()
