@@ -83,9 +83,9 @@ class Args:
     publish_frequency: int = 1000  # environment steps between publications of the weights to the actors
     buffer_size: int = 2_000_000  # transitions that the replay buffer holds
     buffer_device: Literal["auto", "cuda", "cpu"] = "auto"  # where the replay buffer is: the GPU if it fits, or named
-    prioritized_replay_alpha: float = 0.6  # power of the TD error that a priority is
-    prioritized_replay_beta: float = 0.4  # power of the correction for prioritised sampling
-    n_step: int = 3  # steps of rewards in a return
+    prioritized_replay_alpha: float = 0.6  # power of the priorities: 0 draws uniformly
+    importance_exponent: float = 0.4  # power of the weights that correct for drawing by priority: 1 corrects in full
+    n_step: int = 3  # steps of reward in a target, unless the episode ends before
     gamma: float = 0.99  # discount
     tau: float = 1.0  # step of the target network towards the online network (1 copies it)
     target_network_frequency: int = 160_000  # environment steps between updates of the target network
@@ -301,60 +301,91 @@ class FrameReplay:
         self.saved = ends
 
 
+def find(values, rest):
+    """Where the running sum of each row of values exceeds `rest`, and what is left of `rest` there.
+
+    Sums are rounded, and not all in the same way; whatever they are, a value of zero is not found.
+    """
+    sums = values.cumsum(1)
+    largest = torch.where(values > 0, sums, 0).amax(1, keepdim=True)
+    found = (values > 0) & ((sums > rest[:, None]) | (sums >= largest))
+    places = found.to(torch.uint8).argmax(1, keepdim=True)  # the first of them
+    return places.squeeze(1), rest - (sums - values).gather(1, places).squeeze(1)
+
+
 class SumTree:
-    """Priorities of slots, under the sums of ever longer runs of them: node i is the sum of the nodes 2i and 2i + 1."""
+    """Values from which to draw in proportion to them: leaves in blocks, and the sum of each block.
 
-    def __init__(self, size, device):
-        self.depth = (size - 1).bit_length()
-        self.nodes = torch.zeros(2 << self.depth, device=device)
-        self.leaves = self.nodes[1 << self.depth :][:size]
+    Two levels with many branches take a fraction of the operations of twenty levels with two.
+    """
 
-    def set(self, slots, priorities):
-        nodes = slots + (1 << self.depth)
-        self.nodes[nodes] = priorities
-        for _ in range(self.depth):
-            nodes = nodes // 2
-            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+    def __init__(self, size, device, width=1024):
+        self.leaves = torch.zeros((-(-size // width), width), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(self.leaves), dtype=torch.float64, device=device)
+
+    def __getitem__(self, indices):
+        return self.leaves.view(-1)[indices]
+
+    def set(self, indices, values):
+        """Of several values for one leaf the largest counts, on any device and in any order."""
+        self.leaves.view(-1).scatter_reduce_(0, indices, values, "amax", include_self=False)
+        blocks = indices // self.leaves.shape[1] if len(indices) < len(self.leaves) else slice(None)
+        self.sums[blocks] = self.leaves[blocks].sum(1)
 
     def sample(self, batch_size):
-        """Slots in proportion to their priorities, one from each of `batch_size` equal parts of the sum of all."""
-        parts = torch.arange(batch_size, device=self.nodes.device) + torch.rand(batch_size, device=self.nodes.device)
-        rest = parts / batch_size * self.nodes[1]
-        nodes = torch.ones(batch_size, dtype=torch.long, device=self.nodes.device)
-        for _ in range(self.depth):
-            left, right = self.nodes[2 * nodes], self.nodes[2 * nodes + 1]
-            go_right = (rest >= left) & (right > 0)  # rounding must not lead to where nothing is
-            nodes, rest = 2 * nodes + go_right, rest - left * go_right
-        return nodes - (1 << self.depth)
+        """Indices, one from each of `batch_size` equal parts of the total."""
+        places = torch.rand(batch_size, dtype=torch.float64, device=self.sums.device)
+        places += torch.arange(batch_size, device=self.sums.device)
+        blocks, rest = find(self.sums.expand(batch_size, -1), places / batch_size * self.sums.sum())
+        return blocks * self.leaves.shape[1] + find(self.leaves[blocks], rest)[0]
 
 
-class PrioritizedReplay(FrameReplay):
-    """A FrameReplay that draws a transition with a probability in proportion to a power of its last TD error."""
+class BatchReplay(FrameReplay):
+    """Replay of batches of rows that come with their frames, and with priorities in proportion to which they are drawn.
 
-    def __init__(self, size, num_envs, obs_shape, columns, device, alpha):
-        super().__init__(size, num_envs, obs_shape, columns, device)
-        self.tree, self.alpha, self.first, self.new_errors = SumTree(self.size, device), alpha, 0, []
+    A row has the numbers of the frames of two observations, then action, return and discount, the last two as the bits
+    of a double. The priority of a row is the leaf of its slot; it is zero unless all its frames are there.
+    """
 
-    def set_errors(self, numbers, td_errors):
-        self.tree.set(numbers % self.size, (td_errors.abs() + 1e-6) ** self.alpha)
+    def __init__(self, size, batch_rows, obs_shape, device):
+        stack_num, *frame_shape = obs_shape
+        super().__init__(size, batch_rows, (2 * stack_num - 1, *frame_shape), 3, device)
+        self.tree, self.oldest, self.new_priorities = SumTree(self.size, device), 0, []
+
+    def add(self, frames, rows, priorities):
+        first = self.frames.add(frames)[0]
+        super().add(np.column_stack((rows[:, :-3] + first, rows[:, -3:])))
+        self.new_priorities.append(priorities)
 
     def flush(self):
         super().flush()
-        device, last_first = self.window.device, self.first
-        self.first = self.rows.end - len(self.first_frames) * self.num_envs
-        gone = torch.arange(max(last_first, self.first - self.size), self.first, device=device)
-        self.tree.set(gone % self.size, 0.0)
-        if self.new_errors:
-            td_errors = torch.from_numpy(np.concatenate(self.new_errors)).to(device)
-            self.set_errors(torch.arange(self.rows.end - len(td_errors), self.rows.end, device=device), td_errors)
-            self.new_errors = []
+        gone, self.oldest = self.oldest, self.rows.end - len(self.first_frames) * self.num_envs
+        new = np.concatenate([np.zeros(0), *self.new_priorities])
+        numbers = (
+            np.arange(max(gone, self.oldest - self.size), self.oldest),
+            np.arange(len(new)) + self.rows.end - len(new),
+        )
+        values = np.concatenate((np.zeros(len(numbers[0])), new))
+        slots = np.concatenate(numbers) % self.size
+        self.tree.set(*(torch.from_numpy(array).to(self.window.device) for array in (slots, values)))
+        self.new_priorities = []
 
     def sample(self, batch_size, beta):
-        """Slots, weights that correct for the probability to be drawn, rows, and frames."""
+        """Slots; weight, action, return and discount of each; frames of its two observations."""
         slots = self.tree.sample(batch_size)
-        weights = (self.tree.leaves[slots] * self.window[1] / self.tree.nodes[1]) ** -beta
-        rows = self.rows[slots]
-        return slots, weights / weights.max(), rows, self.frames[rows[:, : self.stack_num + 1]]
+        priorities, rows = self.tree[slots], self.rows[slots]
+        weights = (priorities / priorities.min()) ** -beta
+        columns = torch.column_stack((weights, rows[:, -3], rows[:, -2:].view(torch.float64)))
+        return slots, columns, self.frames[rows[:, :-3]]
+
+    def save(self, folder):
+        return *super().save(folder), self.tree.leaves.cpu()
+
+    def load(self, folder, saved):
+        *ends, leaves = saved
+        super().load(folder, tuple(ends))
+        leaves = leaves.view(-1).to(self.window.device)
+        self.tree.set(torch.arange(len(leaves), device=leaves.device), leaves)
 
 
 def n_step_returns(rewards, terminated, truncated, gamma, n_step):
@@ -378,6 +409,10 @@ def double_q_target(returns, discounts, next_q_values, target_next_q_values):
     """The return and the discounted value, in the target network's eyes, of the action that the online one prefers."""
     best = next_q_values.argmax(1, keepdim=True)
     return returns + discounts * target_next_q_values.gather(1, best).squeeze(1)
+
+
+def priority(td_errors, alpha):
+    return (abs(td_errors) + 1e-6) ** alpha
 
 
 def exploration_rates(base, exponent, count):
@@ -466,9 +501,9 @@ def load_policy(run_dir, envs, device):
 class Actor:
     """Plays games with the weights that it is given; a batch of its can be understood without those before it."""
 
-    def __init__(self, env_id, seed, epsilons, n_step, gamma):
+    def __init__(self, env_id, seed, epsilons, n_step, gamma, alpha):
         torch.set_num_threads(1)
-        self.epsilons, self.n_step, self.gamma = epsilons, n_step, gamma
+        self.epsilons, self.n_step, self.gamma, self.alpha = epsilons, n_step, gamma, alpha
         self.rng, self.envs = np.random.default_rng(seed), make_envs(env_id, len(epsilons), num_threads=1)
         self.q_network = QNetwork(self.envs)
         self.weights = flatten(self.q_network).detach().numpy()
@@ -510,7 +545,7 @@ class Actor:
         return stacks, next_stacks, actions, np.sign(reward), terminated, truncated, taken, best, final_values, episodes
 
     def collect(self, weights, num_steps):
-        """Transitions of `num_steps` steps as rows of numbers, their frames, TD errors, and the episodes that ended."""
+        """Frames, the rows of the transitions of `num_steps` steps, their priorities, and the episodes that ended."""
         self.weights[:] = weights
         while len(self.steps) < num_steps + self.n_step:  # a step waits here until its return is known
             self.steps.append(self.step())
@@ -532,7 +567,7 @@ class Actor:
         self.steps = self.steps[num_steps:]
         oldest = self.steps[0][0].min()
         self.frames, self.first_frame = self.frames[oldest - self.first_frame :], oldest
-        return frames, rows, td_errors.ravel().astype(np.float32), ended
+        return frames, rows, priority(td_errors, self.alpha).ravel(), ended
 
 
 if __name__ == "__main__":
@@ -576,7 +611,7 @@ if __name__ == "__main__":
     # Agent and optimizer
     q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
     weights, target_weights = flatten(q_network), flatten(target_network).requires_grad_(False)
-    target_weights.copy_(weights)
+    target_weights.copy_(weights.detach())
     optimizer = RMSProp([weights], lr=args.learning_rate)
 
     # Storage: a transition has the frames of two observations, and three columns: action, return, discount
@@ -585,43 +620,43 @@ if __name__ == "__main__":
     if buffer_device == "auto":
         fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
         buffer_device = "cuda" if fits else "cpu"
-    stack_num, frame_shape = obs_shape[0], obs_shape[1:]
-    replay_options = (2 * stack_num - 1, *frame_shape), 3, buffer_device, args.prioritized_replay_alpha
-    replay = PrioritizedReplay(args.buffer_size, rows_per_batch, *replay_options)
-    b_slots = torch.zeros(args.batch_size, dtype=torch.long, device=buffer_device)
-    b_weights, b_td_errors = torch.zeros((2, args.batch_size), device=device)
-    b_rows = torch.zeros((args.batch_size, 2 * stack_num + 3), dtype=torch.long, device=device)
-    b_frames = torch.zeros((args.batch_size, 2 * stack_num, *frame_shape), dtype=torch.uint8, device=device)
+    replay = BatchReplay(args.buffer_size, rows_per_batch, obs_shape, buffer_device)
+    b_slots = torch.zeros(args.batch_size, dtype=torch.long, device=device)
+    b_columns = torch.zeros((args.batch_size, 4), device=device)
+    b_frames = torch.zeros((args.batch_size, 2 * obs_shape[0], *obs_shape[1:]), dtype=torch.uint8, device=device)
     loss_names = ["td_loss", "q_values"]
     losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
     recent_returns = deque(maxlen=20)
 
     def draw():
-        drawn = replay.sample(args.batch_size, args.prioritized_replay_beta)
-        for batch, values in zip((b_slots, b_weights, b_rows, b_frames), drawn):
+        drawn = replay.sample(args.batch_size, args.importance_exponent)
+        for batch, values in zip((b_slots, b_columns, b_frames), drawn):
             batch.copy_(values)
 
+    def prioritize():
+        priorities = priority(td_errors.detach().double(), args.prioritized_replay_alpha)
+        replay.tree.set(b_slots.to(buffer_device), priorities.to(buffer_device))
+
     def update():
-        global q_values, td_loss
+        global q_values, td_errors, td_loss
         if buffer_device == device.type:  # else the loop draws, as a graph cannot read the host's memory
             draw()
-        b_obs, b_next_obs = b_frames[:, :stack_num], b_frames[:, stack_num:]
-        b_actions, (b_returns, b_discounts) = b_rows[:, -3], b_rows[:, -2:].view(torch.float64).float().unbind(1)
+        b_obs, b_next_obs = b_frames.chunk(2, 1)
+        b_weights, b_actions, b_returns, b_discounts = b_columns.unbind(1)
         with torch.no_grad():
             target = double_q_target(b_returns, b_discounts, q_network(b_next_obs), target_network(b_next_obs))
-        q_values = q_network(b_obs).gather(1, b_actions.unsqueeze(1)).squeeze(1)
-        td_error = target - q_values
-        td_loss = (b_weights * td_error.square()).mean() / 2
+        q_values = q_network(b_obs).gather(1, b_actions.long().unsqueeze(1)).squeeze(1)
+        td_errors = target - q_values
+        td_loss = (b_weights * td_errors.square()).mean() / 2
 
         weights.grad.zero_()
         td_loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
         with torch.no_grad():
-            b_td_errors.copy_(td_error)
             losses.add_(torch.stack([td_loss, q_values.mean()]))
         if buffer_device == device.type:
-            replay.set_errors(b_slots, b_td_errors)
+            prioritize()
 
     if device.type == "cuda" and args.cuda_graphs:
         update = cuda_graph(update)
@@ -631,7 +666,7 @@ if __name__ == "__main__":
         writer.flush()
         state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
         state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
-        state |= {"replay": replay.save(run_dir), "priorities": replay.tree.leaves.cpu()}
+        state["replay"] = replay.save(run_dir)
         state |= {"gradient_steps": gradient_steps, "actor_restarts": actor_restarts}
         state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
         state["numpy_rng"] = rng.bit_generator.state
@@ -646,7 +681,6 @@ if __name__ == "__main__":
         target_network.load_state_dict(checkpoint["target_network"])
         optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
         replay.load(run_dir, checkpoint["replay"])
-        replay.tree.set(torch.arange(replay.size, device=buffer_device), checkpoint["priorities"].to(buffer_device))
         gradient_steps, actor_restarts = checkpoint["gradient_steps"], checkpoint["actor_restarts"]
         rng.bit_generator.state = checkpoint["numpy_rng"]
         torch.set_rng_state(checkpoint["rng"][0])
@@ -662,7 +696,14 @@ if __name__ == "__main__":
     actors, pending = [None] * args.num_actors, {}  # what each actor works on: a future, and the actor's index
 
     def start_actor(i):
-        options = args.env_id, int(rng.integers(2**30)), epsilons[i], args.n_step, args.gamma
+        options = (
+            args.env_id,
+            int(rng.integers(2**30)),
+            epsilons[i],
+            args.n_step,
+            args.gamma,
+            args.prioritized_replay_alpha,
+        )
         actors[i] = ray.remote(Actor).options(num_cpus=1).remote(*options)
 
     def passed(period):
@@ -681,11 +722,8 @@ if __name__ == "__main__":
         for future in arrived:
             i = pending.pop(future)
             try:
-                frames, rows, td_errors, episodes = ray.get(future)
-                rows = rows.copy()
-                rows[:, : 2 * stack_num] += replay.frames.add(frames)[0]
-                replay.add(rows)
-                replay.new_errors.append(td_errors)
+                *batch, episodes = ray.get(future)
+                replay.add(*batch)
                 for position, episodic_return, length in episodes:
                     writer.add_scalar("charts/episodic_return", episodic_return, global_step + position)
                     writer.add_scalar("charts/episodic_length", length, global_step + position)
@@ -711,7 +749,7 @@ if __name__ == "__main__":
                 draw()
             update()
             if buffer_device != device.type:
-                replay.set_errors(b_slots, b_td_errors.cpu())
+                prioritize()
             num_updates += 1
             gradient_steps += 1
         for _ in range(passed(args.target_network_frequency) if global_step > args.learning_starts else 0):
