@@ -359,15 +359,12 @@ class BatchReplay(FrameReplay):
 
     def flush(self):
         super().flush()
-        gone, self.oldest = self.oldest, self.rows.end - len(self.first_frames) * self.num_envs
         new = np.concatenate([np.zeros(0), *self.new_priorities])
-        numbers = (
-            np.arange(max(gone, self.oldest - self.size), self.oldest),
-            np.arange(len(new)) + self.rows.end - len(new),
-        )
-        values = np.concatenate((np.zeros(len(numbers[0])), new))
-        slots = np.concatenate(numbers) % self.size
-        self.tree.set(*(torch.from_numpy(array).to(self.window.device) for array in (slots, values)))
+        first, self.oldest = self.oldest, self.rows.end - len(self.first_frames) * self.num_envs
+        gone = np.arange(max(first, self.oldest - self.size), self.oldest)
+        slots = np.concatenate((gone, np.arange(self.rows.end - len(new), self.rows.end))) % self.size
+        priorities = np.concatenate((np.zeros(len(gone)), new))
+        self.tree.set(*(torch.from_numpy(array).to(self.window.device) for array in (slots, priorities)))
         self.new_priorities = []
 
     def sample(self, batch_size, beta):
@@ -499,7 +496,7 @@ def load_policy(run_dir, envs, device):
 
 
 class Actor:
-    """Plays games with the weights that it is given; a batch of its can be understood without those before it."""
+    """Plays games with the weights that it is given; each of its batches can be read without those before it."""
 
     def __init__(self, env_id, seed, epsilons, n_step, gamma, alpha):
         torch.set_num_threads(1)
@@ -588,13 +585,12 @@ if __name__ == "__main__":
         envs = make_envs(args.env_id, 1)  # a first look, before anything is written
     except (gym.error.Error, ImportError) as error:
         fail(error)
-    address = {"address": args.ray_address} if args.ray_address else {"_node_ip_address": "127.0.0.1"}
-    resources = {} if args.ray_address else {"num_cpus": args.num_actors, "include_dashboard": False}
+    local = {"_node_ip_address": "127.0.0.1", "num_cpus": args.num_actors, "include_dashboard": False}
     try:
-        ray.init(**address, **resources, logging_level="error")
+        ray.init(args.ray_address or "local", **({} if args.ray_address else local), logging_level="error")
     except SystemExit:  # Ray's own answer to SIGTERM
         sys.exit(75)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError) as error:
         fail(f"--ray-address {args.ray_address}: {error}")
     signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
@@ -691,20 +687,12 @@ if __name__ == "__main__":
 
     # Training loop
     epsilons = exploration_rates(args.base_epsilon, args.epsilon_exponent, args.num_actors * args.envs_per_actor)
-    epsilons = epsilons.reshape(args.num_actors, args.envs_per_actor)
+    actors, pending = [None] * args.num_actors, {}  # what the actors work on: a future, and the actor's index
     published = ray.put(weights.detach().cpu().numpy())
-    actors, pending = [None] * args.num_actors, {}  # what each actor works on: a future, and the actor's index
 
     def start_actor(i):
-        options = (
-            args.env_id,
-            int(rng.integers(2**30)),
-            epsilons[i],
-            args.n_step,
-            args.gamma,
-            args.prioritized_replay_alpha,
-        )
-        actors[i] = ray.remote(Actor).options(num_cpus=1).remote(*options)
+        options = epsilons.reshape(args.num_actors, -1)[i], args.n_step, args.gamma, args.prioritized_replay_alpha
+        actors[i] = ray.remote(num_cpus=1)(Actor).remote(args.env_id, int(rng.integers(2**30)), *options)
 
     def passed(period):
         """How many multiples of the period the last batch has brought."""
@@ -714,11 +702,11 @@ if __name__ == "__main__":
         start_actor(i)
         pending[actors[i].collect.remote(published, args.steps_per_batch)] = i
     start_time, start_step = time.perf_counter(), global_step
-    last_heard = last_logged = start_time
-    while global_step < args.total_timesteps:
+    last_heard = start_time
+    while global_step < args.total_timesteps and not stop_signals:
         # Act: take a batch, if one has come
-        last_step, learning = global_step, global_step > args.learning_starts
-        arrived, _ = ray.wait(list(pending), timeout=0 if args.free_running and learning else 1)
+        last_step = global_step
+        arrived, _ = ray.wait(list(pending), timeout=0 if args.free_running and gradient_steps else 1)
         for future in arrived:
             i = pending.pop(future)
             try:
@@ -729,9 +717,9 @@ if __name__ == "__main__":
                     writer.add_scalar("charts/episodic_length", length, global_step + position)
                     recent_returns.append(episodic_return)
                 global_step, last_heard = global_step + rows_per_batch, time.perf_counter()
-            except ray.exceptions.RayTaskError:  # a mistake in the actor's code: another would make it too
-                raise
             except ray.exceptions.RayError as error:
+                if isinstance(error, ray.exceptions.RayTaskError) or getattr(error, "actor_init_failed", False):
+                    raise  # a mistake in its code, which another would make too
                 print(f"\nActor {i} is gone and is replaced: {str(error).splitlines()[0]}")
                 actor_restarts += 1
                 start_actor(i)
@@ -758,9 +746,9 @@ if __name__ == "__main__":
             published = ray.put(weights.detach().cpu().numpy())
 
         # Log
-        if not passed(100) and global_step < args.total_timesteps and not stop_signals:
+        if not passed(100) and global_step < args.total_timesteps:
             continue
-        if num_updates and global_step > last_step:
+        if num_updates:
             means = (losses / num_updates).tolist()
             if not np.isfinite([*means, weights.sum().item()]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
@@ -768,23 +756,25 @@ if __name__ == "__main__":
                 writer.add_scalar(f"losses/{name}", mean, global_step)
             losses.zero_()
             num_updates = 0
-        if global_step > last_step:
-            sps = (global_step - start_step) / (time.perf_counter() - start_time)
-            writer.add_scalar("charts/SPS", int(sps), global_step)
-            writer.add_scalar("charts/gradient_steps", gradient_steps, global_step)
-            writer.add_scalar("charts/actor_restarts", actor_restarts, global_step)
-            if sys.stdout.isatty() or passed(args.total_timesteps // 100 + 1):
-                report(global_step, args.total_timesteps, sps, recent_returns)
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        writer.add_scalar("charts/gradient_steps", gradient_steps, global_step)
+        writer.add_scalar("charts/actor_restarts", actor_restarts, global_step)
+        if sys.stdout.isatty() or passed(args.total_timesteps // 100 + 1):
+            report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
         if args.capture_video and passed(args.total_timesteps // 10 + 1):
             policy = epsilon_greedy(q_network, num_actions, args.eval_epsilon, device)
             record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or passed(args.checkpoint_freq) or global_step >= args.total_timesteps:
+        if passed(args.checkpoint_freq) or global_step >= args.total_timesteps:
             save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+
+    if stop_signals:
+        if weights.isfinite().all():
+            save_checkpoint()
+        print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+        sys.exit(75)  # schedulers start such a job again
 
     # Save and close
     signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))

@@ -291,7 +291,7 @@ if __name__ == "__main__":
     # Agent and optimizer
     q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
     weights, target_weights = flatten(q_network), flatten(target_network).requires_grad_(False)
-    target_weights.copy_(weights)
+    target_weights.copy_(weights.detach())
     lr = torch.tensor(args.learning_rate, device=device)
     optimizer = torch.optim.Adam([weights], lr=lr, fused=True, capturable=device.type == "cuda")
 

@@ -13,8 +13,8 @@ Rules, by the name that a finding carries:
   flag     a flag is one line `name: type = default  # help`, is read as args.name, and has the same type and help in
            every file; a literal default has the type of the flag
   global   a top-level function or class reads no variable of the main block
-  header   the packages of the PEP 723 header, each with a lower bound, are those imported at the top of the file
-           (packages imported inside a function or an `if` are optional and not listed)
+  header   the packages of the PEP 723 header, each with a lower bound, are those imported at the top of the file, also
+           in a `try` there (packages imported inside a function or an `if` are optional and not listed)
   width    a line has at most 120 characters
   length   a function has at most 60 lines
 Exit codes: 0 nothing found, 1 findings (path:line: rule: what to do), 2 wrong usage.
@@ -146,11 +146,12 @@ def check_budgets(file, changed):
 
 def check_imports(file, names):
     """Imports of the repository, and the PEP 723 header against the imports at the top of the file."""
-    imported = {}
+    imported, tries = {}, [node for node in file.tree.body if isinstance(node, ast.Try)]
+    at_top = [*file.tree.body, *(node for block in tries for node in block.body)]
     for _, path, node in file.imports:
         if (top := path.split(".")[0]) in REPOSITORY | names or not top:
             yield node.lineno, "import", f"{path} is of the repository; copy what is needed, a file stands alone"
-        elif node in file.tree.body and top not in sys.stdlib_module_names:
+        elif node in at_top and top not in sys.stdlib_module_names:
             special = [package for module, package in PACKAGES.items() if f"{path}.".startswith(f"{module}.")]
             imported |= {package: node for package in special or [normal(top)]}
     header = re.search(r"^# /// script\n((?:#(?: .*)?\n)+?)# ///$", "\n".join(file.lines), re.M)

@@ -26,9 +26,12 @@ LINEAGE = tomllib.loads((ROOT / "cleanrl/lineage.toml").read_text())
 FILES = list(LINEAGE)
 
 PPO_METRICS = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
-METRICS = {  # by family, that is by the root of a file's line of parents
+METRICS = {  # by family
     "ppo": {f"losses/{name}" for name in PPO_METRICS} | {"charts/learning_rate"},
+    "c51": {"losses/loss", "losses/q_values"},
     "dqn": {"losses/td_loss", "losses/q_values"},
+    "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},
+    "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 
@@ -37,9 +40,10 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKI
 
 
 def family(name):
-    while "parent" in LINEAGE[name]:
+    """The first part of a file's name, or of its parent's, and so on, whichever first has metrics."""
+    while name.split("_")[0] not in METRICS:
         name = LINEAGE[name]["parent"]
-    return name
+    return name.split("_")[0]
 
 
 def script(name):
@@ -109,6 +113,20 @@ def require_for(name):
 def each(which=lambda name: True):
     """Parametrise a test over the files for which `which(name)` holds."""
     return pytest.mark.parametrize("name", [name for name in FILES if which(name)])
+
+
+def each_text(*definitions, which=lambda name: True):
+    """Parametrise a test over one file for each text that these definitions have, and each backend.
+
+    The style gate holds the texts of siblings equal, so what they do alone needs no test in every file.
+    """
+    first = {}
+    for name in filter(which, FILES):
+        source = script(name).read_text()
+        nodes = [node for node in ast.parse(source).body if getattr(node, "name", None) in definitions]
+        key = uses(name, "torch"), *(ast.get_source_segment(source, node) for node in nodes)
+        first.setdefault(key, name)
+    return pytest.mark.parametrize("name", list(first.values()))
 
 
 def load(name):

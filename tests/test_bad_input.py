@@ -13,6 +13,7 @@ from conftest import (
     TESTS,
     default,
     each,
+    each_text,
     environment,
     family,
     load,
@@ -108,6 +109,11 @@ BAD_SIZES = {
         "checkpoint_freq": (0, "--checkpoint-freq"),
     },
 }
+BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
+BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
+
+
+BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
 
 
 def bad_sizes(name):
@@ -121,20 +127,20 @@ def test_bad_sizes(name, flag, tmp_path):
     assert named in refuse(name, *smoke(name, **{flag: value}), cwd=tmp_path)
 
 
-@each()
+@each_text("parse_args", "fail")
 @pytest.mark.parametrize("flag, package", [("--track", "wandb"), ("--capture-video", "moviepy")])
 def test_missing_optional_package(name, flag, package, tmp_path):
     line = refuse(name, flag, cwd=tmp_path, env=hiding(tmp_path, package))
     assert f"pip install {package}" in line
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_optional_packages_are_optional(name, tmp_path):
     require_for(name)
     run(script(name), *smoke(name), cwd=tmp_path, env=hiding(tmp_path, "wandb", "moviepy"))
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_unknown_flag(name, tmp_path):
     require_for(name)
     done = run(script(name), "--no-such-flag", "3", cwd=tmp_path, code=2)
@@ -142,14 +148,14 @@ def test_unknown_flag(name, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_bad_resume(name, tmp_path):
     assert "nowhere" in refuse(name, "--resume", "nowhere", cwd=tmp_path)
     (tmp_path / "empty").mkdir()
     assert "empty" in refuse(name, "--resume", "empty", cwd=tmp_path)
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_resume_of_another_script(name, tmp_path):
     require_for(name)
     other = next(other for other in FILES if other != name and other != "ppo_atari")
@@ -201,7 +207,7 @@ def test_non_finite_loss(name, tmp_path):
     assert_stops_on_non_finite_loss(name, smoke(name, learning_rate="inf", checkpoint_freq=1), tmp_path)
 
 
-@each(lambda name: family(name) == "ppo")
+@each(lambda name: family(name) in ("ppo", "pqn"))
 def test_the_last_step_of_an_update_may_be_the_bad_one(name, tmp_path):
     """With one minibatch the first loss is finite, but the weights after its step are not: no checkpoint of those."""
     argv = smoke(name, learning_rate="inf", checkpoint_freq=1, num_minibatches=1, update_epochs=1)
@@ -217,7 +223,7 @@ def test_nan_rewards(name, tmp_path):
 SPELLINGS = ["--save-model --no-track", "--save-model True --track False", "--save-model=True --track=False"]
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_booleans(name, monkeypatch):
     module = load(name)
     for spelling in [*SPELLINGS, "--save_model True --track=False"]:
@@ -231,7 +237,7 @@ def test_booleans(name, monkeypatch):
         assert getattr(args, flag) is value and args.seed == 3, spelling
 
 
-@each()
+@each_text("parse_args", "fail")
 def test_a_value_that_reads_like_a_boolean_stays_a_value(name, monkeypatch):
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--exp-name", "True", "--wandb-project-name", "x y=False"])
     args = load(name).parse_args()

@@ -1,6 +1,7 @@
 """The equations of the files against slow, obvious oracles, and the losses of the main blocks against a second text."""
 
 import math
+from fractions import Fraction
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -233,9 +234,13 @@ register_optimizer_step_post_hook(record)
 @each(lambda name: uses(name, "torch"))
 def test_logged_losses_are_means_over_the_update(name, tmp_path):
     require_for(name)
-    loss, tag, period = {"ppo": ("v_loss", "losses/value_loss", 1), "dqn": ("td_loss", "losses/td_loss", 100)}[
-        family(name)
-    ]
+    loss, tag, period = {
+        "ppo": ("v_loss", "losses/value_loss", 1),
+        "pqn": ("td_loss", "losses/td_loss", 1),
+        "dqn": ("td_loss", "losses/td_loss", 100),
+        "c51": ("loss", "losses/loss", 100),
+        "rainbow": ("td_loss", "losses/td_loss", 100),
+    }[family(name)]
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
     assert len(logged) >= 2
@@ -312,11 +317,11 @@ def test_normalisers_over_a_whole_run(name, tmp_path):
 
 # DQN
 
-is_dqn = each(lambda name: family(name) == "dqn")
-is_vector_dqn = each(lambda name: family(name) == "dqn" and "probes" in LINEAGE[name])
+is_dqn = each(lambda name: family(name) in ("dqn", "c51", "rainbow"))
+is_vector_dqn = each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 
 
-@is_dqn
+@each(lambda name: defines(name, "def td_target("))
 def test_td_target(name):
     module = load(name)
     if uses(name, "torch"):
@@ -332,7 +337,7 @@ def test_td_target(name):
     np.testing.assert_allclose(np.asarray(module.td_target(*as_floats, 0.9)), expected, rtol=1e-5)
 
 
-@is_dqn
+@each(lambda name: defines(name, "def linear_schedule("))
 def test_exploration_schedule(name):
     schedule = load(name).linear_schedule
     assert schedule(1.0, 0.05, 1000, 0) == 1.0
@@ -464,5 +469,169 @@ if "learner" in globals():
     q = np.asarray(q_network.apply(learner["params"], observations))
 else:
     q = q_network(torch.from_numpy(observations)).detach().numpy()
+if "support" in globals():  # logits of atoms
+    q = np.exp(q) @ np.asarray(support) / np.exp(q).sum(2)
 result["greedy"] = float((q.argmax(1) == rows[:, 2 * obs_dim]).mean())
 """
+
+
+TARGET = """
+if "learner" in globals():
+    pair = [jax.flatten_util.ravel_pytree(learner[key])[0] for key in ("params", "target_params")]
+else:
+    pair = [weights.detach(), target_weights]
+result["same"] = bool((pair[0] == pair[1]).all())
+result["chained"] = getattr(pair[1], "requires_grad", False)
+"""
+
+
+@is_dqn
+@pytest.mark.parametrize("total, copied", [(301, True), (300, False)])
+def test_target_copies_are_not_tied_to_gradient_steps(name, total, copied, tmp_path):
+    """Gradient steps at multiples of 10, copies at multiples of 7: of 300 and 301 the first leaves the two apart."""
+    require_for(name)
+    argv = smoke(name, total_timesteps=total, learning_starts=100, train_frequency=10, target_network_frequency=7)
+    got = inspect_run(script(name), *argv, cwd=tmp_path, after=TARGET)
+    assert got["same"] == copied
+    assert not got["chained"], "the target network remembers how it was computed"
+
+
+# C51
+
+projects = each(lambda name: defines(name, "def project("))
+is_vector_c51 = each(lambda name: family(name) == "c51" and "probes" in LINEAGE[name])
+
+
+def slow_projection(pmf, reward, terminated, support, gamma):
+    """Equation 7 of the paper for one sample, in exact arithmetic but for the inputs: atom by atom."""
+    support = [Fraction(float(atom)) for atom in support]
+    gap = (support[-1] - support[0]) / (len(support) - 1)
+    projected = [Fraction(0)] * len(support)
+    for mass, atom in zip(pmf, support, strict=True):
+        value = Fraction(float(reward)) + (0 if terminated else Fraction(gamma) * atom)
+        value = min(max(value, support[0]), support[-1])
+        for i, other in enumerate(support):
+            projected[i] += Fraction(float(mass)) * max(0, 1 - abs(value - other) / gap)
+    return [float(mass) for mass in projected]
+
+
+def call_project(name, pmfs, rewards, terminated, support, gamma):
+    if uses(name, "torch"):
+        array = torch.tensor
+    else:
+        import jax.numpy as jnp
+
+        array = jnp.array
+    arrays = (array(np.asarray(x, dtype=np.float32)) for x in (pmfs, rewards, terminated, support))
+    return np.asarray(load(name).project(*arrays, gamma), dtype=np.float64)
+
+
+PROJECTIONS = {  # rewards, gamma, support: what it is about
+    "inside": ([0.3, -1.7, 2.2, 0.05], 0.9, (-10, 10, 21)),
+    "on the atoms": ([0, 1, -3, 20], 1.0, (-10, 10, 21)),  # each value is an atom, or beyond the last
+    "clipped at both ends": ([50, -50, 9.7, -9.7], 0.99, (-10, 10, 51)),
+    "ends exactly": ([10, -10, 9.5, -9.5], 0.5, (-10, 10, 41)),
+    "two atoms": ([0.25, -1, 1, 0], 0.5, (-1, 1, 2)),
+    "off-centre": ([0.5, 100.0, -7.0, 3.3], 0.97, (-3, 100, 101)),
+}
+
+
+@projects
+@pytest.mark.parametrize("case", PROJECTIONS)
+def test_projection(name, case):
+    rewards, gamma, (v_min, v_max, n_atoms) = PROJECTIONS[case]
+    support = np.linspace(v_min, v_max, n_atoms, dtype=np.float32)
+    rng = np.random.default_rng(0)
+    rewards, terminated = np.repeat(rewards, 2), np.tile([0, 1], len(rewards))
+    pmfs = rng.dirichlet(np.full(n_atoms, 0.3), size=len(rewards)).astype(np.float32)
+    got = call_project(name, pmfs, rewards, terminated, support, gamma)
+    expected = [slow_projection(*sample, support, gamma) for sample in zip(pmfs, rewards, terminated, strict=True)]
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    np.testing.assert_allclose(got.sum(1), pmfs.sum(1), atol=1e-5)  # no mass is lost or made
+    assert (got >= -1e-6).all()
+
+
+@projects
+def test_projection_keeps_the_mean_inside_the_support(name):
+    rng = np.random.default_rng(0)
+    support, rewards, terminated = np.linspace(-20, 20, 51), rng.normal(size=200), rng.random(200) < 0.3
+    pmfs = rng.dirichlet(np.ones(51), size=200) * (abs(support) < 15)  # r + gamma z stays inside
+    pmfs /= pmfs.sum(1, keepdims=True)
+    got = call_project(name, pmfs, rewards, terminated, support, 0.9)
+    np.testing.assert_allclose(got @ support, rewards + 0.9 * ~terminated * (pmfs @ support), atol=1e-4)
+
+
+def test_the_projection_oracle_by_hand():
+    """Atoms -1, 0, 1: at gamma 1/2 and reward 1/4 they move to -1/4, 1/4 and 3/4; a termination leaves 1/4."""
+    assert slow_projection([0.5, 0.25, 0.25], 0.25, 0, [-1, 0, 1], 0.5) == [0.125, 0.625, 0.25]
+    assert slow_projection([0.5, 0.25, 0.25], 0.25, 1, [-1, 0, 1], 0.5) == [0, 0.75, 0.25]
+
+
+@pytest.mark.parametrize("variant", ["c51_looped", "c51_looped_sums"])
+def test_the_speed_harness_loops_to_the_same_projection(variant):
+    """The text that c51.py is measured against, up to its main block."""
+    from benchmark.speed import looped
+
+    module, scope = load("c51"), {"__name__": "c51", "__file__": "c51.py"}
+    exec(getattr(looped, variant)(script("c51").read_text()), scope)
+    torch.manual_seed(0)
+    support, pmfs, rewards = torch.linspace(-10, 10, 21), torch.rand(9, 21).softmax(1), 5 * torch.randn(9)
+    arguments = pmfs, rewards.round(), torch.arange(9) % 2, support, 0.9
+    torch.testing.assert_close(scope["project"](*arguments), module.project(*arguments))
+    assert scope["project"].__code__.co_code != module.project.__code__.co_code
+
+
+UPDATE_C51_ONCE_MORE = """
+if "learner" in globals():
+    rows_after = learner["replay"].at[chunks_added % num_chunks].set(chunk)
+    filled = min(chunks_added + 1, num_chunks) * chunk_steps * args.num_envs
+    sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))[1]
+    batch = sample(sample_key, rows_after, filled, args.batch_size)
+    logits_of = [q_network.apply(learner[key], x) for key, x in (("params", batch[0]), ("target_params", batch[1]))]
+    vector = lambda tree: np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
+    before, sums = vector(learner["params"]), np.array(learner["losses"])
+    learner = learn(learner, chunk.copy(), chunks_added, 1)
+    sums, step = np.asarray(learner["losses"]) - sums, vector(learner["params"]) - before
+    adam = learner["opt_state"][0]
+    moments = vector(adam.mu), vector(adam.nu), int(adam.count)
+else:
+    state = torch.get_rng_state()
+    batch = replay.sample(args.batch_size)
+    torch.set_rng_state(state)
+    with torch.no_grad():
+        logits_of = [q_network(batch[0]), target_network(batch[1])]
+    before = weights.detach().clone().numpy()
+    losses.zero_()
+    update()
+    sums, step = losses.numpy().copy(), weights.detach().numpy() - before
+    adam = optimizer.state_dict()["state"][0]
+    moments = adam["exp_avg"].numpy(), adam["exp_avg_sq"].numpy(), int(adam["step"])
+as_arrays = lambda arrays: [np.array(array) for array in arrays]
+result |= {"batch": as_arrays(batch), "logits": as_arrays(logits_of), "sums": sums, "step": step, "moments": moments}
+result |= {"args": vars(args)}
+"""
+
+
+@is_vector_c51
+def test_c51_update(name, tmp_path):
+    """One more update of a run against loops over samples, actions and atoms, and its step against Adam's rule."""
+    require_for(name)
+    argv = smoke(name, n_atoms=11, v_min=-2, v_max=8, gamma=0.9, batch_size=32, target_network_frequency=70)
+    got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_C51_ONCE_MORE)
+    support = np.linspace(-2, 8, 11)
+    obs, next_obs, actions, rewards, terminated = got["batch"]
+    logits, next_logits = (array.astype(float) for array in got["logits"])
+    losses, q_values = [], []
+    for i in range(32):
+        distributions = [np.exp(row) / np.exp(row).sum() for row in next_logits[i]]
+        best = max(distributions, key=lambda pmf: sum(pmf * support))
+        target = slow_projection(best, rewards[i], terminated[i], support, 0.9)
+        predicted = np.exp(logits[i, actions[i]]) / np.exp(logits[i, actions[i]]).sum()
+        losses.append(-sum(t * math.log(p) for t, p in zip(target, predicted, strict=True)))
+        q_values.append(sum(predicted * support))
+    assert terminated.any() and not terminated.all() and len(set(actions.tolist())) == 2
+    np.testing.assert_allclose(got["sums"], [np.mean(losses), np.mean(q_values)], rtol=1e-3)
+    first, second, count = got["moments"]
+    step = -got["args"]["learning_rate"] * first / (1 - 0.9**count)
+    step /= np.sqrt(second / (1 - 0.999**count)) + 0.01 / 32
+    np.testing.assert_allclose(got["step"], step, rtol=0.02, atol=1e-7)

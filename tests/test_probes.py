@@ -8,9 +8,13 @@ GAMMA = 0.5  # small, so that values converge fast
 FLAGS = {
     "ppo": "--num-envs 4 --num-steps 32 --total-timesteps 10240 --learning-rate 0.005 --num-minibatches 4 "
     "--update-epochs 4 --ent-coef 0 --no-clip-vloss --max-grad-norm 5",
+    "pqn": "--num-envs 4 --num-steps 32 --total-timesteps 10240 --learning-rate 0.02 --num-minibatches 4 "
+    "--update-epochs 4",
     "dqn": "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
     "--learning-rate 0.002 --buffer-size 500 --batch-size 64",
 }
+# a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
+FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 VALUES = {  # observation -> value
     "ConstantReward": {0: 1},
     "ObservationReward": {-1: -1, 1: 1},
@@ -37,6 +41,8 @@ else:
         q = np.asarray(q_network.apply(learner["params"], observations))
     else:
         q = q_network(torch.from_numpy(observations)).detach().numpy()
+    if "support" in globals():  # logits of atoms
+        q = np.exp(q) @ np.asarray(support) / np.exp(q).sum(2)
     values, actions = q.max(1), q.argmax(1)
 result |= {{"values": values * scale, "scale": scale, "actions": actions}}
 """

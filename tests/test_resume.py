@@ -12,6 +12,7 @@ from conftest import (
     METRICS,
     TESTS,
     each,
+    each_text,
     environment,
     family,
     inspect_run,
@@ -64,11 +65,12 @@ def assert_clean(scalars):
 
 def grid(scalars):
     """The metrics with a fixed period; episodes end where they end."""
-    return {tag: at for tag, at in steps(scalars).items() if not tag.startswith("charts/episodic")}
+    at_ends = ("charts/episodic", "charts/avg_episodic")
+    return {tag: at for tag, at in steps(scalars).items() if not tag.startswith(at_ends)}
 
 
 @posix
-@each()
+@each_text("ReplayBuffer", "FrameReplay", "gae")
 def test_kill_at_random_moments(name, tmp_path):
     require_for(name)
     argv = [*long_run(name), "--save-model"]
@@ -148,6 +150,8 @@ if "rng" in globals():
     kept["numpy"] = [str(rng.bit_generator.state)]
 if "replay" in globals() and hasattr(replay, "window"):  # frames stored once
     kept["replay"] = [replay.frames.slots, replay.rows.slots, replay.window, list(replay.first_frames), replay.saved]
+    if hasattr(replay, "tree"):
+        kept["priorities"] = [replay.tree.leaves, replay.tree.sums, replay.largest, replay.ready]
 elif "replay" in globals() and hasattr(replay, "rows"):
     kept["replay"] = [replay.rows, replay.filled, replay.added]
 
@@ -222,7 +226,7 @@ def test_kill_while_a_checkpoint_is_written(name, tmp_path):
 
 
 @posix
-@each(lambda name: family(name) == "dqn" and "probes" in LINEAGE[name])
+@each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 def test_a_checkpoint_leaves_no_update_out_of_the_means(name, tmp_path):
     """Updates are rarer than log lines are regular, so a checkpoint between two lines must keep the sums so far."""
     require_for(name)

@@ -273,6 +273,14 @@ BAD = {
         ("beta.py", '"ale-py>=0.11", ', ""),
         "beta.py:13: header: ale-py is imported but not in the PEP 723 header",
     ),
+    "an import in a try that the header lacks": (
+        (
+            "beta.py",
+            "\n\n@dataclass",
+            "\n\ntry:\n    import envpool\nexcept ImportError:\n    envpool = None\n\n\n@dataclass",
+        ),
+        "beta.py:22: header: envpool is imported but not in the PEP 723 header",
+    ),
     "a writer that the header lacks": (
         ("beta.py", '"tensorboard>=2.19", ', ""),
         "beta.py:18: header: tensorboard is imported but not in",

@@ -4,7 +4,7 @@ import pytest
 from conftest import LINEAGE, each, family, require, require_for, run, run_dir, script, smoke
 
 VIDEO_ENV = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}  # these render fast
-TOTAL = {"ppo": 2048, "dqn": 1000}
+TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048}
 
 
 def films(cwd):

@@ -1,9 +1,9 @@
 """--track mirrors a run to Weights & Biases, here in offline mode, also when it is resumed."""
 
-from conftest import METRICS, each, family, require, require_for, run, run_dir, script, smoke
+from conftest import METRICS, each_text, family, require, require_for, run, run_dir, script, smoke
 
 
-@each()
+@each_text("open_run", "SummaryWriter")
 def test_offline_run(name, tmp_path):
     require("wandb")
     require_for(name)

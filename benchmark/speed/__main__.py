@@ -17,6 +17,8 @@ from pathlib import Path
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmark.speed import looped
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +36,8 @@ TASKS = {
     "ppo_continuous_action": Task("ppo_continuous_action", "sb3_ppo_continuous_action", 40_000, skip=8_000, bar=2.0),
     "dqn": Task("dqn", "sb3_dqn", steps=60_000, skip=12_000, bar=1.8),
     "dqn_jax": Task("dqn_jax", "sbx_dqn", steps=60_000, skip=12_000, bar=2.5),
+    "c51": Task("c51", "c51_looped", steps=30_000, skip=12_000, bar=3.0),
+    "c51_sums": Task("c51", "c51_looped_sums", steps=30_000, skip=12_000, bar=1.0),
 }
 
 
@@ -51,15 +55,20 @@ def rate_of_run(run_dir, skip):
     return (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
 
 
-def our_rate(task, seed):
+def our_rate(task, seed, change=lambda text: text):
+    """The rate of a file of ours, or of a changed text of it."""
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{task.script}.py")
+        path.write_text(change((ROOT / "cleanrl" / path.name).read_text()))
         env = os.environ | {"PYTHONWARNINGS": "ignore"}
-        command = [sys.executable, ROOT / f"cleanrl/{task.script}.py", "--total-timesteps", str(task.steps)]
-        subprocess.run([*command, "--seed", str(seed)], cwd=folder, env=env, capture_output=True, check=True)
+        command = [sys.executable, path, "--total-timesteps", str(task.steps), "--seed", str(seed)]
+        subprocess.run(command, cwd=folder, env=env, capture_output=True, check=True)
         return rate_of_run(next(Path(folder, "runs").iterdir()), task.skip)
 
 
 def peer_rate(task, seed):
+    if hasattr(looped, task.peer):
+        return our_rate(task, seed, getattr(looped, task.peer))
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmark.speed.peers", "--peer", task.peer, "--steps", str(task.steps)]
     command += ["--skip", str(task.skip), "--seed", str(seed)]
