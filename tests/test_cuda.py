@@ -7,7 +7,7 @@ from conftest import each, environment, family, inspect_run, require_for, script
 captured_files = each(lambda name: uses(name, "torch") and "cuda_graph(" in script(name).read_text())
 pytestmark = pytest.mark.cuda
 
-LOSS = {"ppo": "loss", "dqn": "td_loss", "c51": "loss", "rainbow": "td_loss", "pqn": "td_loss"}
+LOSS = {"ppo": "loss", "dqn": "td_loss", "c51": "loss", "rainbow": "td_loss", "pqn": "td_loss", "apex": "td_loss"}
 
 # A replayed graph runs no Python, so a hook inside an update would not be called: the losses, sums in a buffer on the
 # device that each update adds to, are recorded where the loop reads them.
