@@ -36,6 +36,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -587,10 +588,12 @@ if __name__ == "__main__":
         fail(error)
     local = {"_node_ip_address": "127.0.0.1", "num_cpus": args.num_actors, "include_dashboard": False}
     try:
+        if ":" in args.ray_address:  # a look first, as Ray tries for minutes
+            socket.create_connection(args.ray_address.split("/")[-1].rsplit(":", 1), timeout=10).close()
         ray.init(args.ray_address or "local", **({} if args.ray_address else local), logging_level="error")
     except SystemExit:  # Ray's own answer to SIGTERM
         sys.exit(75)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         fail(f"--ray-address {args.ray_address}: {error}")
     signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
