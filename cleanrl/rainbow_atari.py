@@ -215,15 +215,13 @@ class QNetwork(nn.Module):
             nn.Flatten(),
         )
         inputs, outputs = 64 * 7 * 7, envs.single_action_space.n * n_atoms
-        self.value = nn.Sequential(NoisyLinear(inputs, 512), nn.ReLU(), NoisyLinear(512, n_atoms))
-        self.advantage = nn.Sequential(NoisyLinear(inputs, 512), nn.ReLU(), NoisyLinear(512, outputs))
-        self.n_atoms = n_atoms
+        atoms = nn.Unflatten(1, (-1, n_atoms))
+        self.value = nn.Sequential(NoisyLinear(inputs, 512), nn.ReLU(), NoisyLinear(512, n_atoms), atoms)
+        self.advantage = nn.Sequential(NoisyLinear(inputs, 512), nn.ReLU(), NoisyLinear(512, outputs), atoms)
 
     def forward(self, obs):
         features = self.features(obs / 255)
-        value, advantage = (
-            stream(features).unflatten(1, (-1, self.n_atoms)) for stream in (self.value, self.advantage)
-        )
+        value, advantage = self.value(features), self.advantage(features)
         return value + advantage - advantage.mean(1, keepdim=True)
 
 
@@ -369,9 +367,10 @@ class PrioritizedReplay(FrameReplay):
 
     def __init__(self, size, num_envs, obs_shape, columns, device, n_step):
         super().__init__(size, num_envs, obs_shape, columns, device)
-        self.tree, self.ready = SumTree(self.size, device), (0, 0)  # first row that can be drawn, and the one after all
-        self.steps = torch.arange(n_step, device=device) * num_envs
-        self.largest = torch.ones((), dtype=torch.float64, device=device)  # priority so far, for new rows
+        self.tree = SumTree(self.size, device)
+        self.steps = torch.arange(n_step, device=device) * num_envs  # from a row to those of the next steps
+        self.ready = 0, 0  # the first row that can be drawn, and the first after it that cannot
+        self.largest = torch.ones((), dtype=torch.float64, device=device)  # the priority of new rows
 
     def flush(self):
         super().flush()
@@ -468,7 +467,7 @@ def noisy_greedy(q_network, support, device):
 
     @torch.no_grad()
     def policy(obs):
-        with torch.random.fork_rng(["cuda"] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if "cuda" in str(device) else []):
             torch.manual_seed(next(seeds))
             return (q_network(torch.tensor(obs, device=device)).softmax(2) @ support).argmax(1).cpu().numpy()
 

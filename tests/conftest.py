@@ -142,6 +142,8 @@ def environment(gpu=False, **changes):
     env = os.environ | {"PYTHONPATH": str(TESTS), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     env |= {"OMP_NUM_THREADS": "1"}  # tests run side by side
     env |= {"RAY_AUTH_MODE": "disabled"}  # else Ray writes a token into the home folder
+    env |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/jax")}  # a run takes what another has compiled
+    env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     if not gpu:
         env |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     return {key: value for key, value in (env | changes).items() if value is not None}

@@ -45,9 +45,10 @@ def raw_games(game, actions, seed, steps, **options):
 @pytest.mark.parametrize("life_loss", [True, False])
 def test_same_step_restarts(name, game, limit, life_loss):
     module, steps, seed = load(name), 330, 3
-    envs = module.make_envs(game, 2, life_loss, max_episode_steps=limit, num_threads=1)
+    options = {"max_episode_steps": limit, "stack_num": 4, "num_threads": 1}
+    envs = module.make_envs(game, 2, life_loss, **options)
     actions = np.random.default_rng(0).integers(envs.single_action_space.n, size=(2, steps + 1))
-    expected = raw_games(game, actions, seed, steps, max_episode_steps=limit, num_threads=1)
+    expected = raw_games(game, actions, seed, steps, **options)
     first, _ = envs.reset(seed=seed)
     assert first.shape == (2, *envs.single_observation_space.shape)
     lives, kinds = [5, 5] if game == "Breakout-v5" else [0, 0], set()

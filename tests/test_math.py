@@ -582,13 +582,16 @@ def test_the_speed_harness_loops_to_the_same_projection(variant):
 
 
 UPDATE_C51_ONCE_MORE = """
+as_arrays = lambda arrays: [np.array(array.detach() if hasattr(array, "detach") else array) for array in arrays]
 if "learner" in globals():
     rows_after = learner["replay"].at[chunks_added % num_chunks].set(chunk)
     filled = min(chunks_added + 1, num_chunks) * chunk_steps * args.num_envs
     sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))[1]
     batch = sample(sample_key, rows_after, filled, args.batch_size)
-    logits_of = [q_network.apply(learner[key], x) for key, x in (("params", batch[0]), ("target_params", batch[1]))]
+    learner["target_params"] = jax.tree.map(jnp.negative, learner["target_params"])  # of another opinion
+    networks = [partial(q_network.apply, learner[key]) for key in ("params", "target_params")]
     vector = lambda tree: np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
+    logits = as_arrays([networks[0](batch[0]), networks[1](batch[1]), networks[0](batch[1])])
     before, sums = vector(learner["params"]), np.array(learner["losses"])
     learner = learn(learner, chunk.copy(), chunks_added, 1)
     sums, step = np.asarray(learner["losses"]) - sums, vector(learner["params"]) - before
@@ -598,16 +601,16 @@ else:
     state = torch.get_rng_state()
     batch = replay.sample(args.batch_size)
     torch.set_rng_state(state)
-    with torch.no_grad():
-        logits_of = [q_network(batch[0]), target_network(batch[1])]
+    target_weights.neg_()  # of another opinion
+    networks = [q_network, target_network]
+    logits = as_arrays([networks[0](batch[0]), networks[1](batch[1]), networks[0](batch[1])])
     before = weights.detach().clone().numpy()
     losses.zero_()
     update()
     sums, step = losses.numpy().copy(), weights.detach().numpy() - before
     adam = optimizer.state_dict()["state"][0]
     moments = adam["exp_avg"].numpy(), adam["exp_avg_sq"].numpy(), int(adam["step"])
-as_arrays = lambda arrays: [np.array(array) for array in arrays]
-result |= {"batch": as_arrays(batch), "logits": as_arrays(logits_of), "sums": sums, "step": step, "moments": moments}
+result |= {"batch": as_arrays(batch), "logits": logits, "sums": sums, "step": step, "moments": moments}
 result |= {"args": vars(args)}
 """
 
@@ -620,7 +623,9 @@ def test_c51_update(name, tmp_path):
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_C51_ONCE_MORE)
     support = np.linspace(-2, 8, 11)
     obs, next_obs, actions, rewards, terminated = got["batch"]
-    logits, next_logits = (array.astype(float) for array in got["logits"])
+    logits, next_logits, online_logits = (array.astype(float) for array in got["logits"])
+    best, online = ((np.exp(x) @ support / np.exp(x).sum(2)).argmax(1) for x in (next_logits, online_logits))
+    assert (best != online).any(), "the case does not tell which network chooses the next action"
     losses, q_values = [], []
     for i in range(32):
         distributions = [np.exp(row) / np.exp(row).sum() for row in next_logits[i]]

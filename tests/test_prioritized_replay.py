@@ -383,10 +383,11 @@ def test_rainbow_update(name, tmp_path):
     assert new_largest == pytest.approx(max(largest, *((np.array(losses) + 0.01) ** 0.7)), rel=1e-3)
 
     value, advantage = got["streams"]
-    advantage = advantage.reshape(32, -1, 11)
-    assert value.shape == (32, 11) and got["dueling"].shape == advantage.shape
+    assert value.shape == (32, 1, 11) and got["dueling"].shape == advantage.shape
     for a in range(advantage.shape[1]):
-        dueling = value + advantage[:, a] - sum(advantage[:, b] for b in range(advantage.shape[1])) / advantage.shape[1]
+        dueling = (
+            value[:, 0] + advantage[:, a] - sum(advantage[:, b] for b in range(advantage.shape[1])) / advantage.shape[1]
+        )
         np.testing.assert_allclose(got["dueling"][:, a], dueling, atol=1e-5)
 
     total = got["args"]["total_timesteps"]

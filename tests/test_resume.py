@@ -142,7 +142,9 @@ kept = {"global_step": global_step}
 if "learner" in globals():
     import jax
 
-    kept |= {"learner": jax.device_get(learner), "chunk": chunk, "counts": [staged, chunks_added]}
+    kept["learner"] = jax.device_get(learner)
+    if "chunk" in globals():
+        kept |= {"chunk": chunk, "counts": [staged, chunks_added]}
 else:
     kept |= {"optimizer": optimizer.state_dict()["state"], "torch": torch.get_rng_state()}
     kept |= {key: globals()[key].state_dict() for key in ("agent", "q_network", "target_network") if key in globals()}
