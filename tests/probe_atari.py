@@ -1,6 +1,6 @@
 """A stand-in for ale_py's AtariVectorEnv, with two games that are solved in some hundred updates.
 
-- choice: the first frame is bright on the left or on the right, the second one is dark; the action at the second step is
+- choice: the first frame is bright on the left or on the right, the second one dark; the action at the second step is
   right (reward 1) if it names that side, and the game is over: values gamma and 1.
 - constant: every frame is grey and every step gives 1; the game is cut off after two steps: value 1 / (1 - gamma), less
   for an agent that takes the cut for an end.

@@ -110,6 +110,7 @@ BAD_SIZES = {
     },
 }
 BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
+BAD_SIZES["apex"] = {"num_actors": (0, "--num-actors"), "buffer_size": (799, "--buffer-size")}
 BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
 
 

@@ -153,7 +153,8 @@ if "rng" in globals():
 if "replay" in globals() and hasattr(replay, "window"):  # frames stored once
     kept["replay"] = [replay.frames.slots, replay.rows.slots, replay.window, list(replay.first_frames), replay.saved]
     if hasattr(replay, "tree"):
-        kept["priorities"] = [replay.tree.leaves, replay.tree.sums, replay.largest, replay.ready]
+        kept["priorities"] = [replay.tree.leaves, replay.tree.sums]
+        kept["drawn"] = [getattr(replay, key) for key in ("largest", "ready", "oldest") if hasattr(replay, key)]
 elif "replay" in globals() and hasattr(replay, "rows"):
     kept["replay"] = [replay.rows, replay.filled, replay.added]
 
