@@ -122,7 +122,7 @@ def test_sigterm_then_two_resumes(name, tmp_path):
     assert untimed(scalars) == untimed(raw_scalars(run_dir(second)))
 
 
-@each()
+@each_text("ReplayBuffer", "FrameReplay", "BatchReplay", "find_teacher", "gae")
 def test_resume_of_a_finished_run_changes_nothing(name, tmp_path):
     require_for(name)
     run(script(name), *smoke(name), "--save-model", cwd=tmp_path)
