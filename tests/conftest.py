@@ -4,17 +4,23 @@ CLEANRL_REQUIRE_ALL=1 turns the skip of a test whose optional package is missing
 """
 
 import ast
+import atexit
+import functools
 import importlib
+import json
 import os
 import pickle
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +38,8 @@ METRICS = {  # by family
     "dqn": {"losses/td_loss", "losses/q_values"},
     "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},
     "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
+    "qdagger": {f"losses/{name}" for name in ("loss", "td_loss", "distill_loss", "q_values")},
+    "apex": {"losses/td_loss", "losses/q_values", "charts/gradient_steps", "charts/actor_restarts"},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 
@@ -80,12 +88,37 @@ def default(name, flag):
 def smoke(name, **flags):
     """The smoke arguments of a file, changed by `flags`; None removes one."""
     argv = shlex.split(LINEAGE[name]["smoke"])
+    if "{teacher}" in argv:
+        argv[argv.index("{teacher}")] = make_teacher(default(name, "teacher_model_exp_name"))
     for flag, value in flags.items():
         flag = "--" + flag.replace("_", "-")
         if flag in argv:
             del argv[argv.index(flag) : argv.index(flag) + 2]
         argv += [] if value is None else [flag, str(value)]
     return argv
+
+
+@functools.cache
+def make_teacher(name, env_id="BreakoutNoFrameskip-v4", num_actions=4):
+    """A run folder with the model of an untrained network of a file, kept until the tests end."""
+    require_for(name)
+    import gymnasium as gym
+
+    module, folder = load(name), Path(tempfile.mkdtemp(prefix="teacher-"))
+    atexit.register(shutil.rmtree, folder)
+    if uses(name, "torch"):
+        import torch
+
+        torch.manual_seed(0)
+        envs = SimpleNamespace(single_action_space=gym.spaces.Discrete(num_actions))
+        module.save_file(module.QNetwork(envs).state_dict(), folder / "model.safetensors")
+    else:
+        import jax
+
+        params = module.QNetwork(num_actions).init(jax.random.key(0), jax.numpy.zeros((1, 4, 84, 84)))
+        module.save_file(module.flatten_dict(params, sep="."), folder / "model.safetensors")
+    (folder / "args.json").write_text(json.dumps({"env_id": env_id}))
+    return str(folder)
 
 
 def smoke_total(name):
@@ -102,9 +135,9 @@ def require(*modules):
 
 
 def require_for(name):
-    """What a file needs to run: its imports, and the extras of its header; --track and --capture-video need more."""
+    """What a file needs to run: its imports, and the extras of its header; some flags need more."""
     source = script(name).read_text()
-    modules = imports(source) - {"wandb", "moviepy"} - set(sys.stdlib_module_names)
+    modules = imports(source) - {"wandb", "moviepy", "huggingface_hub"} - set(sys.stdlib_module_names)
     if "gymnasium[mujoco]" in source:
         modules.add("mujoco")
     require(*sorted(modules))
@@ -139,6 +172,7 @@ def environment(gpu=False, **changes):
     """The environment of a script: on the CPU unless asked, with the probe environments importable, W&B offline."""
     env = os.environ | {"PYTHONPATH": str(TESTS), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     env |= {"OMP_NUM_THREADS": "1"}  # tests run side by side
+    env |= {"RAY_AUTH_MODE": "disabled"}  # else Ray writes a token into the home folder
     env |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/jax")}  # a run takes what another has compiled
     env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     if not gpu:
@@ -146,8 +180,35 @@ def environment(gpu=False, **changes):
     return {key: value for key, value in (env | changes).items() if value is not None}
 
 
+LOOPBACK = """
+import fcntl, os, socket, struct, sys
+
+with socket.socket() as any_socket:  # SIOCSIFFLAGS: lo is up and running
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14s", b"lo", 0x41, b""))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@functools.cache
+def private_network():
+    """The beginning of a command line that runs the rest in a network of its own, with nothing but the loopback."""
+    for options in ["--net"], ["--net", "--map-root-user"]:
+        command = ["unshare", *options, sys.executable, "-c", LOOPBACK]
+        try:
+            if not subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+                return command
+        except OSError:
+            pass
+    return []
+
+
+def python(path):
+    """The beginning of a command line that runs a script: Ray must not listen where others could reach it."""
+    return [*(private_network() if "ray" in imports(Path(path).read_text()) else []), sys.executable]
+
+
 def start(path, *argv, cwd, env=None):
-    command = [sys.executable, str(path), *map(str, argv)]
+    command = [*python(path), str(path), *map(str, argv)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=env or environment(), **pipes)
 
@@ -187,7 +248,7 @@ def inspect_run(path, *argv, cwd, before="", after="", env=None, timeout=300):
 
     The code `before` runs first, in a namespace of its own that shares `result`.
     """
-    command = [sys.executable, "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, *map(str, argv)]
+    command = [*python(path), "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, *map(str, argv)]
     done = subprocess.run(
         command, cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=timeout, check=False
     )

@@ -1,0 +1,743 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "ale-py>=0.12", "gymnasium>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+# ]
+# ///
+"""QDagger (Agarwal et al. 2022, arXiv:2206.01626): a new student for an Atari game learns from a trained teacher.
+
+Differs from dqn_atari.py:
+1. the teacher is a run of dqn_atari.py with --save-model, or a repository on the Hugging Face hub with its two files;
+   a copy stays with the run;
+2. the student is the residual network of IMPALA (Espeholt et al. 2018, arXiv:1802.01561);
+3. four phases: the teacher is scored; it plays --teacher-steps into the replay, exploring less and less; the student
+   makes --offline-steps gradient steps on these games; then it plays itself, with an empty replay, like dqn_atari.py;
+4. each phase has its own counter. `global_step` counts the student's own steps, so that --learning-starts and
+   exploration begin with its first one; offline, the target network is updated by the count of gradient steps;
+5. the loss adds the divergence of the student's policy from the teacher's, the softmax of their values; offline its
+   weight is 1, later it falls with the student's distance from the teacher's score.
+
+Differs from the paper:
+1. one-step targets, where the paper has n-step returns;
+2. the weight is (teacher - student) / |teacher| within 0 and 1: the paper's for returns above 0, and still right below.
+
+Run: python qdagger_dqn_atari_impalacnn.py --teacher-policy-hf-repo RUN_FOLDER_OF_THE_TEACHER
+"""
+
+import gzip
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from ale_py.vector_env import AtariVectorEnv
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+
+    env_id: str = "BreakoutNoFrameskip-v4"  # environment
+    total_timesteps: int = 10_000_000  # environment steps in total
+    learning_rate: float = 1e-4  # step size of the optimizer
+    num_envs: int = 1  # parallel environments
+    buffer_size: int = 1_000_000  # transitions that the replay buffer holds
+    buffer_device: Literal["auto", "cuda", "cpu"] = "auto"  # where the replay buffer is: the GPU if it fits, or named
+    gamma: float = 0.99  # discount
+    tau: float = 1.0  # step of the target network towards the online network (1 copies it)
+    target_network_frequency: int = 1000  # environment steps between updates of the target network
+    batch_size: int = 32  # transitions per gradient step
+    start_e: float = 1.0  # exploration rate at the start
+    end_e: float = 0.01  # exploration rate at the end
+    exploration_fraction: float = 0.1  # share of the steps over which the exploration rate falls
+    learning_starts: int = 80_000  # environment steps before the first gradient step
+    train_frequency: int = 4  # environment steps between gradient steps
+    teacher_policy_hf_repo: str | None = None  # the teacher: a run folder or a repository on the Hugging Face hub
+    teacher_model_exp_name: str = "dqn_atari"  # script of the teacher, part of the name of the default repository
+    teacher_eval_episodes: int = 10  # games that the teacher, and the student offline, are scored over
+    teacher_steps: int = 500_000  # environment steps of the teacher
+    offline_steps: int = 500_000  # gradient steps on the teacher's games
+    temperature: float = 1.0  # divides the values in the softmax of the distillation
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args():
+    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
+    args = tyro.cli(Args, args=argv)
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    return args
+
+
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    (run_dir / "commit.txt").write_text(git.stdout)
+    (run_dir / "packages.txt").write_text("".join(packages))
+    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+        os.truncate(file, event_sizes.get(file.name, 0))
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+    writer = SummaryWriter(run_dir)
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
+
+
+def report(step, total, sps, returns):
+    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
+    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
+    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def make_envs(env_id, num_envs, life_loss=True, **options):
+    game, sticky = (gym.spec(env_id).kwargs.get(key) for key in ("game", "repeat_action_probability"))
+    if game is None:
+        raise gym.error.Error(f"{env_id} is not an Atari game; dqn.py handles vector observations")
+    options = {"reward_clipping": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP} | options
+    return AtariVectorEnv(game, num_envs, repeat_action_probability=sticky, life_loss_info=life_loss, **options)
+
+
+def record_video(policy, env_id, seed, path):
+    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
+    from moviepy import ImageSequenceClip
+
+    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
+    frames = [twin.reset(seed=seed)[0][0, 0]]
+
+    def film(obs):
+        action = policy(obs)
+        frames.append(twin.step(action)[0][0, 0])
+        del frames[4500:]  # five minutes are enough
+        return action
+
+    evaluate(film, make_envs(env_id, 1, False), seed)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+class TeacherNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Conv2d(4, 32, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, stride=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 7 * 7, 512),
+            nn.ReLU(),
+            nn.Linear(512, envs.single_action_space.n),
+        )
+
+    def forward(self, obs):
+        return self.network(obs / 255)
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.layers = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(), convolutions[1])
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+class QNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        layers, channels = [], 4
+        for width in (16, 32, 32):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+            layers += [ResidualBlock(width), ResidualBlock(width)]
+            channels = width
+        layers += [nn.Flatten(), nn.ReLU(), nn.Linear(32 * 11 * 11, 256), nn.ReLU()]
+        self.network = nn.Sequential(*layers, nn.Linear(256, envs.single_action_space.n))
+
+    def forward(self, obs):
+        return self.network(obs / 255)
+
+
+class Ring:
+    """The last items that were added, on a device: item number n is in slot n % size."""
+
+    def __init__(self, size, shape, dtype, device):
+        self.slots = torch.zeros((size, *shape), dtype=dtype, device=device)
+        self.end, self.new = 0, []  # the number of the next item, and the items that are still on the host
+
+    def __getitem__(self, numbers):
+        return self.slots[numbers % len(self.slots)]
+
+    def add(self, items):
+        self.new.append(items.copy())
+        self.end += len(items)
+        return np.arange(self.end - len(items), self.end)
+
+    def flush(self):
+        if self.new:
+            items = torch.from_numpy(np.concatenate(self.new)).to(self.slots.device)
+            numbers = torch.arange(self.end - len(items), self.end, device=self.slots.device)
+            self.slots[numbers % len(self.slots)] = items
+            self.new = []
+
+
+class FrameReplay:
+    """The last transitions, over frames that are stored once, however many observations they are part of.
+
+    A transition is a row of integers: the numbers of the frames of its observation and of the frame that followed, then
+    action, reward and whatever else it has. Additions wait on the host for `flush`: one copy then serves many steps.
+    """
+
+    def __init__(self, size, num_envs, obs_shape, columns, device):
+        self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
+        self.frames = Ring(self.size, obs_shape[1:], torch.uint8, device)
+        self.rows = Ring(self.size, [self.stack_num + 1 + columns], torch.long, device)
+        self.first_frames, self.saved = deque(), (0, 0)  # the oldest frame of each step that can be sampled
+        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count, for a graph to read
+
+    def add(self, rows):
+        self.rows.add(rows)
+        self.first_frames.append(rows[:, 0].min())
+
+    def flush(self):
+        self.frames.flush()
+        self.rows.flush()
+        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:  # a newer one took its slot
+            self.first_frames.popleft()
+        count = len(self.first_frames) * self.num_envs
+        self.window.copy_(torch.tensor([self.rows.end - count, count]))
+
+    def sample(self, batch_size):
+        """Rows, and the frames (batch_size, stack_num + 1, height, width) of their two observations."""
+        first, count = self.window
+        rows = self.rows[first + torch.randint(2**62, (batch_size,), device=self.window.device) % count]
+        return rows, self.frames[rows[:, : self.stack_num + 1]]
+
+    def save(self, folder):
+        """Write what is new since the last call to a file of its own: each frame is written once."""
+        self.flush()
+        for path in folder.glob("replay-*.gz"):
+            if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
+                path.unlink()
+        ends = self.frames.end, self.rows.end
+        with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
+            np.save(file, ends)
+            for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
+                np.save(file, ring[torch.arange(max(start, end - self.size), end)].cpu().numpy())
+        self.saved = ends
+        return ends
+
+    def load(self, folder, ends):
+        """Read the files of a checkpoint, and remove any that is newer."""
+        for path in sorted(folder.glob("replay-*.gz")):
+            if int(path.stem[7:]) > ends[0]:
+                path.unlink()
+                continue
+            with gzip.open(path) as file:
+                (self.frames.end, self.rows.end), frames, rows = np.load(file).tolist(), np.load(file), np.load(file)
+            self.frames.new, self.rows.new = [frames], [rows]
+            self.first_frames.extend(rows[:, 0].reshape(-1, self.num_envs).min(1))
+            self.flush()
+        self.saved = ends
+
+
+def td_target(reward, terminated, next_q_values, gamma):
+    """The reward and the discounted value of the best next action; an episode that has terminated has none."""
+    return reward + gamma * (1 - terminated) * torch.amax(next_q_values, dim=1)
+
+
+def distillation_loss(q_values, teacher_q_values, temperature):
+    """KL divergence of the student's softmax policy from the teacher's, mean over the batch."""
+    log_policy = torch.log_softmax(q_values / temperature, dim=1)
+    teacher_log_policy = torch.log_softmax(teacher_q_values / temperature, dim=1)
+    return (teacher_log_policy.exp() * (teacher_log_policy - log_policy)).sum(dim=1).mean()
+
+
+def distillation_weight(returns, teacher_return):
+    """1 until there are ten returns; then how far their mean is below the teacher's, as a share of the latter."""
+    if len(returns) < 10:
+        return 1.0
+    return float(np.clip((teacher_return - np.mean(returns)) / max(abs(teacher_return), 1e-8), 0, 1))
+
+
+def linear_schedule(start, end, duration, step):
+    return start + (end - start) * min(step / max(duration, 1), 1)
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
+    graph, calls = torch.cuda.CUDAGraph(), 0
+
+    def call():
+        nonlocal calls
+        calls += 1
+        if calls <= warmup:
+            return function()
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                function()
+        graph.replay()
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+def epsilon_greedy(q_network, num_actions, epsilon, device):
+    """A function from a batch of observations to a batch of actions."""
+    rng = np.random.default_rng(0)
+
+    @torch.no_grad()
+    def policy(obs):
+        greedy = q_network(torch.tensor(obs, device=device)).argmax(1).cpu().numpy()
+        return np.where(rng.random(len(obs)) < epsilon, rng.integers(num_actions, size=len(obs)), greedy)
+
+    return policy
+
+
+def load_policy(run_dir, envs, device):
+    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
+    q_network = QNetwork(envs).to(device)
+    q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    epsilon = json.loads(Path(run_dir, "args.json").read_text())["end_e"]
+    return epsilon_greedy(q_network, envs.single_action_space.n, epsilon, device)
+
+
+def find_teacher(place):
+    """The folder with a teacher's model.safetensors and args.json; from the hub, if it is not one of this machine."""
+    if Path(place).is_dir():
+        if not all(Path(place, name).exists() for name in ("model.safetensors", "args.json")):
+            fail(f"--teacher-policy-hf-repo {place} is not a run with a model: train the teacher with --save-model")
+        return Path(place)
+    if find_spec("huggingface_hub") is None:
+        fail(f"{place} is no folder; to get such a teacher from the hub: pip install huggingface_hub")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return [Path(hf_hub_download(place, name)) for name in ("model.safetensors", "args.json")][0].parent
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        fail(f"--teacher-policy-hf-repo {place} is neither a run folder nor a hub repository with a model: {reason}")
+
+
+def load_teacher(folder, env_id, envs):
+    """The network of the teacher in a folder, if it plays this game."""
+    teacher = TeacherNetwork(envs).requires_grad_(False)
+    wanted = {name: tensor.shape for name, tensor in teacher.state_dict().items()}
+    try:
+        weights = load_file(folder / "model.safetensors")
+        teacher_env_id = json.loads((folder / "args.json").read_text())["env_id"]
+        games = [gym.spec(name).kwargs.get("game") for name in (env_id, teacher_env_id)]
+    except (OSError, ValueError, LookupError, SafetensorError, gym.error.Error) as error:
+        fail(f"the teacher in {folder} cannot be read: {error!r}")
+    if games[0] != games[1]:
+        fail(f"the teacher in {folder} plays {teacher_env_id}: name one that plays {env_id}")
+    if {name: tensor.shape for name, tensor in weights.items()} != wanted:
+        fail(f"the model in {folder} is not one of dqn_atari.py: its arrays have other names or shapes")
+    teacher.load_state_dict(weights)
+    return teacher
+
+
+if __name__ == "__main__":
+    # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    args = parse_args()
+    if min(args.num_envs, args.batch_size, args.train_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
+        fail("--num-envs, --batch-size, --train-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
+    if args.buffer_size < 10 * max(args.num_envs, args.train_frequency) or args.target_network_frequency < 1:
+        fail("--buffer-size must be at least 10 times --num-envs and --train-frequency, --target-network-frequency 1")
+    if args.buffer_device == "cuda" and not (torch.cuda.is_available() and args.cuda):
+        fail("--buffer-device cuda needs a GPU and --cuda")
+    if min(args.teacher_eval_episodes, args.teacher_steps, args.offline_steps) < 1 or args.temperature <= 0:
+        fail("--teacher-eval-episodes, --teacher-steps, --offline-steps must be at least 1, --temperature above 0")
+    try:
+        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    place = args.teacher_policy_hf_repo or f"cleanrl/{args.env_id}-{args.teacher_model_exp_name}-seed1"
+    teacher_dir = Path(args.resume, "teacher") if args.resume else find_teacher(place)
+    teacher = load_teacher(teacher_dir, args.env_id, envs)
+    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    if not args.resume:  # which then needs neither that folder nor the hub
+        (run_dir / "teacher").mkdir()
+        for name in ("model.safetensors", "args.json"):
+            shutil.copyfile(teacher_dir / name, run_dir / "teacher" / name)
+
+    # Seeding
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
+
+    # Environments
+    envs = make_envs(args.env_id, args.num_envs)
+
+    # Agent and optimizer
+    teacher.to(device)
+    q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
+    weights, target_weights = flatten(q_network), flatten(target_network).requires_grad_(False)
+    target_weights.copy_(weights.detach())
+    lr = torch.tensor(args.learning_rate, device=device)
+    optimizer = torch.optim.Adam([weights], lr=lr, fused=True, capturable=device.type == "cuda")
+
+    # Storage: a transition has three columns besides its frames: action, reward, terminated
+    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
+    buffer_bytes, buffer_device = args.buffer_size * int(np.prod(obs_shape[1:])), args.buffer_device
+    if buffer_device == "auto":
+        fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
+        buffer_device = "cuda" if fits else "cpu"
+    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, 3, buffer_device)
+    b_rows = torch.zeros((args.batch_size, obs_shape[0] + 4), dtype=torch.long, device=device)
+    b_frames = torch.zeros((args.batch_size, obs_shape[0] + 1, *obs_shape[1:]), dtype=torch.uint8, device=device)
+    act_obs = torch.zeros((args.num_envs, *obs_shape), dtype=torch.uint8, device=device)
+    act_action = torch.zeros(args.num_envs, dtype=torch.long, device=device)
+    loss_names = ["td_loss", "q_values", "loss", "distill_loss"]
+    distill_coeff = torch.ones((), device=device)
+    losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
+    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
+    recent_returns = deque(maxlen=10)
+
+    @torch.no_grad()
+    def act():
+        act_action.copy_(q_network(act_obs).argmax(1))
+
+    @torch.no_grad()
+    def teacher_act():
+        act_action.copy_(teacher(act_obs).argmax(1))
+
+    def draw():
+        for batch, drawn in zip((b_rows, b_frames), replay.sample(args.batch_size)):
+            batch.copy_(drawn)
+
+    def update():
+        global q_values, td_loss, distill_loss, loss
+        if buffer_device == device.type:  # else the loop draws, as a graph cannot read the host's memory
+            draw()
+        b_obs, b_next_obs = b_frames[:, :-1], b_frames[:, 1:]
+        b_actions, b_rewards, b_terminated = b_rows[:, -3:].unbind(1)
+        with torch.no_grad():
+            target = td_target(b_rewards, b_terminated, target_network(b_next_obs), args.gamma)
+            teacher_q_values = teacher(b_obs)
+        all_q_values = q_network(b_obs)
+        q_values = all_q_values.gather(1, b_actions.unsqueeze(1)).squeeze(1)
+        td_loss = nn.functional.mse_loss(q_values, target)
+        distill_loss = distillation_loss(all_q_values, teacher_q_values, args.temperature)
+        loss = td_loss + distill_coeff * distill_loss
+
+        weights.grad.zero_()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            losses.add_(torch.stack([td_loss, q_values.mean(), loss, distill_loss]))
+
+    if device.type == "cuda" and args.cuda_graphs:
+        act, teacher_act, update = cuda_graph(act), cuda_graph(teacher_act), cuda_graph(update)
+
+    def mean_losses():
+        """Means over the gradient steps since they were last logged; if they make no sense, the run ends here."""
+        means = (losses / num_updates).tolist()
+        if not np.isfinite([*means, weights.sum().item()]).all():
+            at = f"step {global_step}" if global_step else f"offline step {offline_step}"
+            sys.exit(f"\nLosses are not finite at {at}: {means}. Last good checkpoint: {run_dir}")
+        return dict(zip(loss_names, means))
+
+    def begin(seed):
+        """New games, into the replay."""
+        global obs, infos, stacks
+        obs, infos = envs.reset(seed=seed)
+        stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # of each observation
+        episode_returns[:] = episode_lengths[:] = 0
+
+    def play(act, epsilon):
+        """A step in every environment, into the replay; returns index, return and length of each game that it ended."""
+        global obs, infos, stacks, actions
+        explore, actions = rng.random(args.num_envs) < epsilon, rng.integers(num_actions, size=args.num_envs)
+        if not explore.all():
+            act_obs.copy_(torch.from_numpy(obs))
+            act()
+            actions = np.where(explore, actions, act_action.cpu().numpy())
+        lives = infos["lives"]
+        next_obs, reward, terminated, truncated, infos = envs.step(actions)
+        episode_returns[:] += reward
+        episode_lengths[:] += 1
+        game_over, final_obs = truncated | terminated & (infos["lives"] >= lives), next_obs  # not where a life was lost
+        ended = [(i, episode_returns[i], episode_lengths[i]) for i in np.flatnonzero(game_over)]
+        if game_over.any():
+            final_obs = next_obs.copy()
+            final_obs[game_over] = np.stack(infos["final_obs"][game_over])
+            episode_returns[game_over] = episode_lengths[game_over] = 0
+        followed = replay.frames.add(final_obs[:, -1])
+        replay.add(np.column_stack((stacks, followed, actions, np.sign(reward), terminated)))
+        stacks = np.column_stack((stacks[:, 1:], followed))
+        for i in np.flatnonzero(game_over):
+            stacks[i] = replay.frames.add(next_obs[i])
+        obs = next_obs
+        return ended
+
+    def stop_if_told():
+        if stop_signals:
+            at = f"step {global_step}, offline step {offline_step}, step {teacher_step} of the teacher"
+            print(f"\nStopped at {at}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(75)  # schedulers start such a job again
+
+    def score(network, name):
+        """The mean return of a network over some games, which a signal ends at once: there is a fresh checkpoint."""
+        policy = epsilon_greedy(network, num_actions, args.end_e, device)
+        games = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
+        returns = evaluate(lambda obs: stop_if_told() or policy(obs), games, seed=args.seed + 2**30)
+        print(f"\n{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
+        return float(returns.mean())
+
+    # Resume
+    def save_checkpoint():
+        writer.flush()
+        state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
+        state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
+        state |= {"teacher_step": teacher_step, "teacher_return": teacher_return, "offline_step": offline_step}
+        state |= {"recent_returns": [*recent_returns], "losses": losses, "num_updates": num_updates}
+        state["replay"] = replay.save(replay_dir) if replay.frames.end > replay.saved[0] else replay.saved
+        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
+        state["numpy_rng"] = rng.bit_generator.state
+        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
+        torch.save(state, run_dir / "unfinished.tmp")
+        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
+        for path in (run_dir / "teacher").glob("replay-*.gz") if replay_dir == run_dir else ():
+            path.unlink()
+
+    teacher_step = offline_step = global_step = 0
+    teacher_return, replay_dir = 0.0, run_dir / "teacher"
+    if args.resume:
+        global_step, num_updates = checkpoint["global_step"], checkpoint["num_updates"]
+        teacher_step, teacher_return = checkpoint["teacher_step"], checkpoint["teacher_return"]
+        offline_step = checkpoint["offline_step"]
+        replay_dir = run_dir if offline_step == args.offline_steps else replay_dir
+        recent_returns.extend(checkpoint["recent_returns"])
+        losses.copy_(checkpoint["losses"])
+        q_network.load_state_dict(checkpoint["q_network"])
+        target_network.load_state_dict(checkpoint["target_network"])
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
+        replay.load(replay_dir, checkpoint["replay"])
+        rng.bit_generator.state = checkpoint["numpy_rng"]
+        torch.set_rng_state(checkpoint["rng"][0])
+        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
+            torch.cuda.set_rng_state(checkpoint["rng"][1])
+    else:
+        save_checkpoint()
+
+    # Teacher phase
+    if teacher_step == 0:
+        teacher_return = score(teacher, "Teacher")
+        writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
+    if teacher_step < args.teacher_steps:
+        begin(args.seed + teacher_step)
+    start_time, start_step = time.perf_counter(), teacher_step
+    while teacher_step < args.teacher_steps:
+        play(teacher_act, linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step))
+        teacher_step += args.num_envs
+        if teacher_step % args.train_frequency < args.num_envs:
+            replay.flush()
+        if teacher_step % 100 >= args.num_envs and teacher_step < args.teacher_steps:
+            continue
+        if sys.stdout.isatty() or teacher_step % (args.teacher_steps // 10 + 1) < 100:
+            sps = (teacher_step - start_step) / (time.perf_counter() - start_time)
+            report(min(teacher_step, args.teacher_steps), args.teacher_steps, sps, [])
+        if stop_signals or teacher_step % args.checkpoint_freq < 100 or teacher_step >= args.teacher_steps:
+            save_checkpoint()
+        stop_if_told()
+
+    # Offline phase
+    start_time, start_step = time.perf_counter(), offline_step
+    while offline_step < args.offline_steps:
+        if offline_step % 100_000 == 0 and offline_step > 0:
+            writer.add_scalar("charts/offline/avg_episodic_return", score(q_network, "Student"), offline_step)
+        if buffer_device != device.type:
+            draw()
+        update()
+        offline_step, num_updates = offline_step + 1, num_updates + 1
+        if offline_step % args.target_network_frequency == 0:
+            target_weights.lerp_(weights.detach(), args.tau)
+        due = offline_step % 100 == 0 or offline_step == args.offline_steps
+        if not due and not stop_signals:
+            continue
+        means = mean_losses()
+        if due:
+            for name, tag in {"loss": "loss", "td_loss": "q_loss", "distill_loss": "distill_loss"}.items():
+                writer.add_scalar(f"charts/offline/{tag}", means[name], offline_step)
+            losses.zero_()
+            num_updates = 0
+        if sys.stdout.isatty() or offline_step % (args.offline_steps // 10 + 1) < 100:
+            sps = (offline_step - start_step) / (time.perf_counter() - start_time)
+            report(offline_step, args.offline_steps, sps, [])
+        if offline_step < args.offline_steps:
+            if stop_signals or offline_step % args.checkpoint_freq < 100 or offline_step % 100_000 == 0:
+                save_checkpoint()
+            stop_if_told()
+
+    if global_step == 0:
+        for ring in (replay.frames, replay.rows):  # emptied in place, as a captured graph reads it
+            ring.end = 0
+        replay.first_frames.clear()
+        replay.saved, replay_dir = (0, 0), run_dir
+        save_checkpoint()
+        writer.add_scalar("charts/offline/avg_episodic_return", score(q_network, "Student"), offline_step)
+
+    # Training loop
+    start_time, start_step = time.perf_counter(), global_step
+    begin(args.seed + global_step)
+    while global_step < args.total_timesteps:
+        # Act
+        exploration_steps = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
+        for i, episodic_return, length in play(act, epsilon):  # environment i has made step number global_step + i + 1
+            writer.add_scalar("charts/episodic_return", episodic_return, global_step + i + 1)
+            writer.add_scalar("charts/episodic_length", length, global_step + i + 1)
+            recent_returns.append(float(episodic_return))
+        last_step, global_step = global_step, global_step + args.num_envs
+
+        # Learn
+        updates = global_step // args.train_frequency - last_step // args.train_frequency
+        if updates:
+            replay.flush()
+            distill_coeff.fill_(distillation_weight(recent_returns, teacher_return))
+        for _ in range(updates if global_step > args.learning_starts else 0):
+            if buffer_device != device.type:
+                draw()
+            update()
+            num_updates += 1
+        target_updates = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(target_updates if global_step > args.learning_starts else 0):
+            target_weights.lerp_(weights.detach(), args.tau)
+
+        # Log
+        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
+            continue
+        if num_updates:
+            for name, mean in mean_losses().items():
+                writer.add_scalar(f"losses/{name}", mean, global_step)
+            losses.zero_()
+            num_updates = 0
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        writer.add_scalar("charts/epsilon", epsilon, global_step)
+        writer.add_scalar("charts/distill_coeff", distill_coeff.item(), global_step)
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+            report(global_step, args.total_timesteps, sps, recent_returns)
+
+        # Checkpoint
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < 100:
+            policy = epsilon_greedy(q_network, num_actions, args.end_e, device)
+            record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
+        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+            save_checkpoint()
+        stop_if_told()
+
+    # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
+    envs.close()
+    if args.save_model:
+        save_file(q_network.state_dict(), run_dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10, life_loss=False)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, i)
+        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
+    writer.close()
+    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
