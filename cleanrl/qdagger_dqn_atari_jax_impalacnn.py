@@ -598,7 +598,7 @@ if __name__ == "__main__":
         offline_step = checkpoint["offline_step"]
         replay_dir = run_dir if offline_step == args.offline_steps else replay_dir
         recent_returns.extend(checkpoint["recent_returns"])
-        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]), device)
+        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]))
         replay.load(replay_dir, checkpoint["replay"])
         rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
     else:
