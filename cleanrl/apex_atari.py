@@ -15,7 +15,7 @@ Differs from dqn_atari.py:
 3. replay is prioritised: actors send the first priorities, from the Q-values that they acted by, the learner new ones;
 4. double Q-learning from returns of `--n-step` steps, which the actors sum up; they stop at an episode's end;
 5. dueling network, centred RMSProp, clipped gradients;
-6. batches come in whatever order: with several actors two runs with one seed are not the same. With one actor they are.
+6. batches come in whatever order: two runs with one seed are the same with one actor, and without `--free-running`.
 
 An actor that dies, alone or with its node, is replaced; meanwhile the learner goes on with what the others send.
 `global_step` counts the transitions that the learner has received.
@@ -23,9 +23,10 @@ An actor that dies, alone or with its node, is replaced; meanwhile the learner g
 Differs from the paper:
 1. the learner makes a gradient step every `--train-frequency` environment steps, and whichever is faster waits;
    `--free-running` lets neither wait, as in the paper, where 650 steps came in per gradient step of 19 a second;
-2. replay is in the learner's process, on the GPU if it fits; the oldest transitions make room, one by one;
+2. replay is in the learner's process, on the GPU if it fits; the oldest batches make room, one by one;
 3. an actor plays several games at a time;
-4. an episode cut off by a time limit is bootstrapped from its final observation.
+4. an episode cut off by a time limit is bootstrapped from its final observation;
+5. the target network is updated by the count of environment steps, with `--free-running` too.
 
 Run: python apex_atari.py --env-id BreakoutNoFrameskip-v4 --num-actors 8
 """
@@ -50,13 +51,15 @@ from typing import Literal
 
 import gymnasium as gym
 import numpy as np
-import ray
 import torch
 import tyro
 from ale_py.vector_env import AtariVectorEnv
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
+
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # under `uv run`, actors need our packages too
+import ray  # noqa: E402
 
 
 @dataclass
@@ -277,10 +280,12 @@ class FrameReplay:
     def save(self, folder):
         """Write what is new since the last call to a file of its own: each frame is written once."""
         self.flush()
+        ends = self.frames.end, self.rows.end
+        if ends == tuple(self.saved):  # nothing: the file of this name has what came before
+            return ends
         for path in folder.glob("replay-*.gz"):
             if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
                 path.unlink()
-        ends = self.frames.end, self.rows.end
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
@@ -749,7 +754,8 @@ if __name__ == "__main__":
             published = ray.put(weights.detach().cpu().numpy())
 
         # Log
-        if not passed(100) and global_step < args.total_timesteps:
+        due = passed(100) or passed(args.checkpoint_freq) or passed(args.total_timesteps // 10 + 1)
+        if not due and global_step < args.total_timesteps:
             continue
         if num_updates:
             means = (losses / num_updates).tolist()

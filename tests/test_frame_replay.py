@@ -128,6 +128,7 @@ def test_files_hold_what_the_memory_holds(name, tmp_path):
     for call in range(12):
         play(replay, games, 7 + 5 * call, stacks, plain)  # the last calls are further apart than the ring is long
         ends = replay.save(tmp_path)
+        assert replay.save(tmp_path) == ends  # with nothing new, and without harm to what is there
         (newest,) = tmp_path.glob(f"replay-*{ends[0]}.gz")
         written += newest.stat().st_size
         copy = tmp_path / "copy"
