@@ -239,9 +239,10 @@ class Ring:
 
     def flush(self):
         if self.new:
-            items = torch.from_numpy(np.concatenate(self.new)).to(self.slots.device)
-            numbers = torch.arange(self.end - len(items), self.end, device=self.slots.device)
-            self.slots[numbers % len(self.slots)] = items
+            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
+            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
+                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
             self.new = []
 
 
@@ -289,7 +290,8 @@ class FrameReplay:
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                np.save(file, ring[torch.arange(max(start, end - self.size), end)].cpu().numpy())
+                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
+                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
         self.saved = ends
         return ends
 

@@ -9,12 +9,12 @@
 Differs from dqn.py:
 1. the network predicts the distribution of the return, as logits of `--n-atoms` atoms from `--v-min` to `--v-max`;
 2. actions are ranked by expected return; the target is the distribution of the best one, projected onto the atoms;
-3. the loss is the cross-entropy to it, Adam's epsilon is 0.01 / `--batch-size`, and the target network is only copied.
+3. the loss is the cross-entropy to it (from logits, where the published file clamps probabilities), Adam's epsilon is
+   0.01 / `--batch-size`, and the target network is only copied.
 
 Differs from the paper:
 1. a network of two hidden layers for vector observations, and 101 atoms from -100 to 100;
-2. an episode cut off by a time limit is bootstrapped from its final observation;
-3. the loss takes the log-softmax of the logits; the published c51.py clamps probabilities to [1e-5, 1 - 1e-5].
+2. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python c51.py --env-id CartPole-v1 --total-timesteps 500000
 """
@@ -383,6 +383,7 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
+    log_period = max(100, args.num_envs)  # environment steps
     obs, actions = envs.reset(seed=args.seed + global_step)[0].copy(), np.zeros(args.num_envs, dtype=np.int64)
     while global_step < args.total_timesteps:
         # Act
@@ -439,11 +440,11 @@ if __name__ == "__main__":
             num_updates = 0
         sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")

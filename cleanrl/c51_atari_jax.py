@@ -10,11 +10,12 @@
 Differs from dqn_atari_jax.py as c51_jax.py does from dqn_jax.py:
 1. the network predicts the distribution of the return, as logits of `--n-atoms` atoms from `--v-min` to `--v-max`;
 2. actions are ranked by expected return; the target is the distribution of the best one, projected onto the atoms;
-3. the loss is the cross-entropy to it, Adam's epsilon is 0.01 / `--batch-size`, and the target network is only copied.
+3. the loss is the cross-entropy to it (from logits, where the published file clamps probabilities), Adam's epsilon is
+   0.01 / `--batch-size`, and the target network is only copied;
+4. learning rate 2.5e-4, and a copy every 10,000 steps.
 
 Differs from the paper:
-1. an episode cut off by a time limit is bootstrapped from its final observation;
-2. the loss takes the log-softmax of the logits; the published c51_atari.py clamps probabilities to [1e-5, 1 - 1e-5].
+1. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python c51_atari_jax.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """
@@ -290,7 +291,8 @@ class FrameReplay:
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                np.save(file, np.asarray(ring[np.arange(max(start, end - self.size), end)]))
+                blocks = np.array_split(np.arange(max(start, end - self.size), end), (end - start) // 10_000 + 1)
+                np.save(file, np.concatenate([np.asarray(ring[block]) for block in blocks]))
         self.saved = ends
         return ends
 
@@ -456,6 +458,7 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
+    log_period = max(100, args.num_envs)  # environment steps
     obs, infos = envs.reset(seed=args.seed + global_step)
     stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # frames of each observation
     actions = np.zeros(args.num_envs, dtype=np.int64)
@@ -505,21 +508,21 @@ if __name__ == "__main__":
             continue
         if num_updates:
             means = (np.asarray(learner["losses"]) / num_updates).tolist()
-            if not np.isfinite(means).all():
+            if not np.isfinite([*means, optax.global_norm(learner["params"])]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
             for name, mean in zip(loss_names, means):
                 writer.add_scalar(f"losses/{name}", mean, global_step)
             learner["losses"], num_updates = jnp.zeros(len(loss_names)), 0
         sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < 100:
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
             policy = epsilon_greedy(partial(act, learner["params"]), num_actions, args.end_e)
             record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")

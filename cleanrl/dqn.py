@@ -360,6 +360,7 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
+    log_period = max(100, args.num_envs)  # environment steps
     obs, actions = envs.reset(seed=args.seed + global_step)[0].copy(), np.zeros(args.num_envs, dtype=np.int64)
     while global_step < args.total_timesteps:
         # Act
@@ -416,11 +417,11 @@ if __name__ == "__main__":
             num_updates = 0
         sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")

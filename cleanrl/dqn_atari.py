@@ -19,7 +19,9 @@ Differs from dqn.py:
 Differs from the paper:
 1. Adam in place of RMSProp, and no clipping of the TD error;
 2. an episode cut off by a time limit is bootstrapped from its final observation;
-3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it.
+3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it;
+4. a copy every 1,000 steps, exploration down to 0.01, and learning after 80,000 steps, where the paper has 10,000
+   updates, 0.1 and 50,000.
 
 Run: python dqn_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """
@@ -216,9 +218,10 @@ class Ring:
 
     def flush(self):
         if self.new:
-            items = torch.from_numpy(np.concatenate(self.new)).to(self.slots.device)
-            numbers = torch.arange(self.end - len(items), self.end, device=self.slots.device)
-            self.slots[numbers % len(self.slots)] = items
+            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
+            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
+                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
             self.new = []
 
 
@@ -266,7 +269,8 @@ class FrameReplay:
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                np.save(file, ring[torch.arange(max(start, end - self.size), end)].cpu().numpy())
+                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
+                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
         self.saved = ends
         return ends
 
@@ -460,6 +464,7 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
+    log_period = max(100, args.num_envs)  # environment steps
     obs, infos = envs.reset(seed=args.seed + global_step)
     stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # frames of each observation
     actions = np.zeros(args.num_envs, dtype=np.int64)
@@ -521,14 +526,14 @@ if __name__ == "__main__":
             num_updates = 0
         sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < 100:
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
             policy = epsilon_greedy(q_network, num_actions, args.end_e, device)
             record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")

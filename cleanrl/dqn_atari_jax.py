@@ -20,7 +20,9 @@ Differs from dqn_jax.py as dqn_atari.py does from dqn.py:
 Differs from the paper:
 1. Adam in place of RMSProp, and no clipping of the TD error;
 2. an episode cut off by a time limit is bootstrapped from its final observation;
-3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it.
+3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it;
+4. a copy every 1,000 steps, exploration down to 0.01, and learning after 80,000 steps, where the paper has 10,000
+   updates, 0.1 and 50,000.
 
 Run: python dqn_atari_jax.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """
@@ -293,7 +295,8 @@ class FrameReplay:
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                np.save(file, np.asarray(ring[np.arange(max(start, end - self.size), end)]))
+                blocks = np.array_split(np.arange(max(start, end - self.size), end), (end - start) // 10_000 + 1)
+                np.save(file, np.concatenate([np.asarray(ring[block]) for block in blocks]))
         self.saved = ends
         return ends
 
@@ -445,6 +448,7 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
+    log_period = max(100, args.num_envs)  # environment steps
     obs, infos = envs.reset(seed=args.seed + global_step)
     stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # frames of each observation
     actions = np.zeros(args.num_envs, dtype=np.int64)
@@ -494,21 +498,21 @@ if __name__ == "__main__":
             continue
         if num_updates:
             means = (np.asarray(learner["losses"]) / num_updates).tolist()
-            if not np.isfinite(means).all():
+            if not np.isfinite([*means, optax.global_norm(learner["params"])]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
             for name, mean in zip(loss_names, means):
                 writer.add_scalar(f"losses/{name}", mean, global_step)
             learner["losses"], num_updates = jnp.zeros(len(loss_names)), 0
         sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < 100:
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
             policy = epsilon_greedy(partial(act, learner["params"]), num_actions, args.end_e)
             record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")

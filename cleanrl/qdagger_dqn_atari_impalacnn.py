@@ -251,9 +251,10 @@ class Ring:
 
     def flush(self):
         if self.new:
-            items = torch.from_numpy(np.concatenate(self.new)).to(self.slots.device)
-            numbers = torch.arange(self.end - len(items), self.end, device=self.slots.device)
-            self.slots[numbers % len(self.slots)] = items
+            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
+            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
+                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
             self.new = []
 
 
@@ -301,7 +302,8 @@ class FrameReplay:
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                np.save(file, ring[torch.arange(max(start, end - self.size), end)].cpu().numpy())
+                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
+                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
         self.saved = ends
         return ends
 
@@ -628,6 +630,7 @@ if __name__ == "__main__":
         save_checkpoint()
 
     # Teacher phase
+    log_period = max(100, args.num_envs)  # environment steps
     if teacher_step == 0:
         teacher_return = score(teacher, "Teacher")
         writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
@@ -641,10 +644,10 @@ if __name__ == "__main__":
             replay.flush()
         if teacher_step % 100 >= args.num_envs and teacher_step < args.teacher_steps:
             continue
-        if sys.stdout.isatty() or teacher_step % (args.teacher_steps // 10 + 1) < 100:
+        if sys.stdout.isatty() or teacher_step % (args.teacher_steps // 10 + 1) < log_period:
             sps = (teacher_step - start_step) / (time.perf_counter() - start_time)
             report(min(teacher_step, args.teacher_steps), args.teacher_steps, sps, [])
-        if stop_signals or teacher_step % args.checkpoint_freq < 100 or teacher_step >= args.teacher_steps:
+        if stop_signals or teacher_step % args.checkpoint_freq < log_period or teacher_step >= args.teacher_steps:
             save_checkpoint()
         stop_if_told()
 
@@ -724,14 +727,14 @@ if __name__ == "__main__":
         writer.add_scalar("charts/SPS", int(sps), global_step)
         writer.add_scalar("charts/epsilon", epsilon, global_step)
         writer.add_scalar("charts/distill_coeff", distill_coeff.item(), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < 100:
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
             policy = epsilon_greedy(q_network, num_actions, args.end_e, device)
             record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         stop_if_told()
 

@@ -328,7 +328,8 @@ class FrameReplay:
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                np.save(file, np.asarray(ring[np.arange(max(start, end - self.size), end)]))
+                blocks = np.array_split(np.arange(max(start, end - self.size), end), (end - start) // 10_000 + 1)
+                np.save(file, np.concatenate([np.asarray(ring[block]) for block in blocks]))
         self.saved = ends
         return ends
 
@@ -610,6 +611,7 @@ if __name__ == "__main__":
         save_checkpoint()
 
     # Teacher phase
+    log_period = max(100, args.num_envs)  # environment steps
     if teacher_step == 0:
         teacher_return = score(partial(teacher_act, teacher_params), "Teacher")
         writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
@@ -626,10 +628,10 @@ if __name__ == "__main__":
             replay.flush()
         if teacher_step % 100 >= args.num_envs and teacher_step < args.teacher_steps:
             continue
-        if sys.stdout.isatty() or teacher_step % (args.teacher_steps // 10 + 1) < 100:
+        if sys.stdout.isatty() or teacher_step % (args.teacher_steps // 10 + 1) < log_period:
             sps = (teacher_step - start_step) / (time.perf_counter() - start_time)
             report(min(teacher_step, args.teacher_steps), args.teacher_steps, sps, [])
-        if stop_signals or teacher_step % args.checkpoint_freq < 100 or teacher_step >= args.teacher_steps:
+        if stop_signals or teacher_step % args.checkpoint_freq < log_period or teacher_step >= args.teacher_steps:
             save_checkpoint()
         stop_if_told()
 
@@ -709,14 +711,14 @@ if __name__ == "__main__":
         writer.add_scalar("charts/SPS", int(sps), global_step)
         writer.add_scalar("charts/epsilon", epsilon, global_step)
         writer.add_scalar("charts/distill_coeff", distill_coeff, global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < 100:
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
             policy = epsilon_greedy(partial(act, learner["params"]), num_actions, args.end_e)
             record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         stop_if_told()
 

@@ -17,9 +17,10 @@ Differs from c51_atari.py:
 
 Differs from the paper:
 1. noise is drawn for each observation, so that environments explore independently; the paper draws it for each batch;
-2. the priority is the cross-entropy, which is the paper's KL divergence plus the entropy of the target;
+2. the priority is the cross-entropy, as in the authors' code: the paper's KL divergence plus the target's entropy;
 3. weights are divided by the largest in the batch, and an episode cut off by a time limit is bootstrapped;
-4. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it.
+4. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it;
+5. learning starts after 80,000 steps, where the paper has 20,000, and gradients are not clipped.
 
 Run: python rainbow_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """
@@ -242,9 +243,10 @@ class Ring:
 
     def flush(self):
         if self.new:
-            items = torch.from_numpy(np.concatenate(self.new)).to(self.slots.device)
-            numbers = torch.arange(self.end - len(items), self.end, device=self.slots.device)
-            self.slots[numbers % len(self.slots)] = items
+            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
+            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
+                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
             self.new = []
 
 
@@ -292,7 +294,8 @@ class FrameReplay:
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                np.save(file, ring[torch.arange(max(start, end - self.size), end)].cpu().numpy())
+                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
+                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
         self.saved = ends
         return ends
 
@@ -611,6 +614,7 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
+    log_period = max(100, args.num_envs)  # environment steps
     obs, infos = envs.reset(seed=args.seed + global_step)
     stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # frames of each observation
     while global_step < args.total_timesteps:
@@ -669,14 +673,14 @@ if __name__ == "__main__":
             num_updates = 0
         sps = (global_step - start_step) / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < 100:
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
             report(global_step, args.total_timesteps, sps, recent_returns)
 
         # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < 100:
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
             policy = noisy_greedy(q_network, support, device)
             record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < 100 or global_step >= args.total_timesteps:
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
