@@ -439,9 +439,9 @@ class RMSProp(torch.optim.Optimizer):
         for param in group["params"]:
             mean, square = self.state[param].values()
             mean.lerp_(param.grad, 1 - group["decay"])
-            square.lerp_(param.grad.square(), 1 - group["decay"])
-            variance = (square - mean.square()).clamp_(min=0)
-            param.addcdiv_(param.grad, (variance + group["eps"]).sqrt_(), value=-group["lr"])
+            square.mul_(group["decay"]).addcmul_(param.grad, param.grad, value=1 - group["decay"])
+            variance = square.addcmul(mean, mean, value=-1).clamp_(min=0)
+            param.addcdiv_(param.grad, variance.add_(group["eps"]).sqrt_(), value=-group["lr"])
 
 
 def flatten(module):
@@ -608,6 +608,7 @@ if __name__ == "__main__":
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    torch.set_num_threads(max(1, os.cpu_count() - args.num_actors))  # the other cores are for the actors
     torch.manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic

@@ -104,10 +104,12 @@ def test_rmsprop(name):
             square[i] = decay * square[i] + (1 - decay) * g * g
             expected[i] -= lr * g / math.sqrt(square[i] - mean[i] ** 2 + eps)
     assert param.tolist() == pytest.approx(expected, rel=1e-4)
+    constant = torch.nn.Parameter(torch.zeros(1000))
+    optimizer, gradient = load(name).RMSProp([constant], lr=lr), torch.randn(1000)
     for _ in range(1000):
-        param.grad = torch.tensor([0.1, 0.3, -7.7])
+        constant.grad = gradient.clone()
         optimizer.step()
-    assert param.isfinite().all()
+    assert constant.isfinite().all(), "torch's RMSprop gives NaN for a quarter of these"
 
 
 # Replay of batches
