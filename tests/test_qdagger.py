@@ -450,7 +450,7 @@ def test_interrupted_in_every_phase(name, hub, tmp_path):
     teacher = default(name, "teacher_model_exp_name")
     hub.repositories[f"cleanrl/BreakoutNoFrameskip-v4-{teacher}-seed1"] = Path(make_teacher(teacher))
     sizes = {"teacher_steps": 300, "offline_steps": 150, "total_timesteps": 300}
-    argv = [*smoke(name, **PHASES, **sizes, teacher_policy_hf_repo=None), "--save-model"]
+    argv = smoke(name, **PHASES, **sizes, teacher_policy_hf_repo=None)
     env = hub_environment(hub, tmp_path)
     assert interrupt(name, argv, tmp_path, 1, signal.SIGTERM, env) == (0, 0, 0)
     hub.shutdown()
@@ -485,7 +485,6 @@ def test_interrupted_in_every_phase(name, hub, tmp_path):
     assert at["charts/offline/loss"] == at["charts/offline/distill_loss"] == [100, 150]
     assert at["charts/offline/avg_episodic_return"] == [150]
     assert at["losses/loss"] == [200, 300] and at["charts/epsilon"] == [100, 200, 300]
-    assert len(at["eval/episodic_return"]) == 10
     assert json.loads((folder / "args.json").read_text())["teacher_policy_hf_repo"] is None
 
 
