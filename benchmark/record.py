@@ -46,7 +46,7 @@ def read_run(run_dir):
         "last_step": max(event.step for event in events.Scalars("charts/SPS")),
         "returns": np.array([(event.step, event.value) for event in returns]),
         "commit": (run_dir / "commit.txt").read_text()[:10],
-        "command": re.sub(r" --seed \d+", "", (run_dir / "command.txt").read_text().strip()),
+        "command": re.sub(r" --seed \d+", "", (run_dir / "command.txt").read_text().split("\n")[0]),  # as it began
         "packages": " ".join(f"{name}={packages[name]}" for name in PACKAGES if name in packages),
     }
 

@@ -265,7 +265,7 @@ if __name__ == "__main__":
     if not isinstance(envs.single_action_space, gym.spaces.Discrete) or envs.single_action_space.start != 0:
         fail(f"{args.env_id} needs discrete actions from 0 on; ppo_continuous_action.py handles continuous ones")
     if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} needs vector observations; ppo_atari.py handles the images of Atari games")
+        fail(f"{args.env_id} needs vector observations; c51_atari_jax.py handles the images of Atari games")
     if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
         fail(f"{args.env_id} cannot render images: leave --capture-video out")
     checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
@@ -352,7 +352,7 @@ if __name__ == "__main__":
     global_step = 0
     if args.resume:
         global_step = checkpoint["global_step"]
-        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]), device)
+        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]))
         chunk[:], staged, chunks_added = checkpoint["chunk"], checkpoint["staged"], checkpoint["chunks_added"]
         rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
     else:

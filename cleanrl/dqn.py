@@ -269,7 +269,7 @@ if __name__ == "__main__":
     if not isinstance(envs.single_action_space, gym.spaces.Discrete) or envs.single_action_space.start != 0:
         fail(f"{args.env_id} needs discrete actions from 0 on; ppo_continuous_action.py handles continuous ones")
     if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} needs vector observations; ppo_atari.py handles the images of Atari games")
+        fail(f"{args.env_id} needs vector observations; dqn_atari.py handles the images of Atari games")
     if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
         fail(f"{args.env_id} cannot render images: leave --capture-video out")
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}

@@ -257,10 +257,12 @@ class FrameReplay:
     def save(self, folder):
         """Write what is new since the last call to a file of its own: each frame is written once."""
         self.flush()
+        ends = self.frames.end, self.rows.end
+        if ends == tuple(self.saved):  # nothing: the file of this name has what came before
+            return ends
         for path in folder.glob("replay-*.gz"):
             if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
                 path.unlink()
-        ends = self.frames.end, self.rows.end
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):

@@ -218,6 +218,8 @@ def record_game(policy, envs, env_id, seed, path):
         return action
 
     evaluate(film, envs, seed)
+    envs.close()
+    twin.close()
     path.parent.mkdir(exist_ok=True)
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 

@@ -216,6 +216,8 @@ def record_game(policy, envs, env_id, seed, path):
         return action
 
     evaluate(film, envs, seed)
+    envs.close()
+    twin.close()
     path.parent.mkdir(exist_ok=True)
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
@@ -322,7 +324,8 @@ def load_policy(run_dir, envs, device):
     """The saved network of a run, as a function from a batch of observations to a batch of actions."""
     q_network = QNetwork(envs).to(device)
     q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    return epsilon_greedy(q_network, json.loads(Path(run_dir, "args.json").read_text())["end_e"], device)
+    epsilon = json.loads(Path(run_dir, "args.json").read_text())["end_e"]
+    return epsilon_greedy(q_network, envs.single_action_space.n, epsilon, device)
 
 
 if __name__ == "__main__":
@@ -485,7 +488,8 @@ if __name__ == "__main__":
 
         # Checkpoint
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
-            policy, game = epsilon_greedy(q_network, args.end_e, device), make_envs(args.env_id, 1, life_loss=False)
+            policy = epsilon_greedy(q_network, envs.single_action_space.n, args.end_e, device)
+            game = make_envs(args.env_id, 1, life_loss=False)
             record_game(policy, game, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
         if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
             save_checkpoint()

@@ -5,19 +5,18 @@
 #     "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
-"""Parallel Q-learning (PQN, Gallici et al. 2024, arXiv:2407.04811): Atari games of EnvPool.
+"""Parallel Q-learning (PQN, Gallici et al. 2024, arXiv:2407.04811) with an LSTM: Atari games of EnvPool.
 
 Differs from pqn_atari_envpool.py:
 1. one frame in place of four, and an LSTM after the convolutional network, which starts afresh in each game and life;
 2. minibatches are whole environments, in the order of time, from the state that the LSTM had at the rollout's start;
-3. a lower ceiling of the gradient norm;
-4. the state is not in the checkpoint: a resumed run starts new games.
+3. a lower ceiling of the gradient norm.
 
 Differs from the paper:
 1. 8 environments and rollouts of 128 steps, where the paper has many more environments and shorter rollouts;
 2. weights are orthogonal, those of the last layer too;
 3. an episode cut off by a time limit is bootstrapped from its final observation;
-4. the LSTM.
+4. the LSTM, on Atari games.
 
 Run: python pqn_atari_envpool_lstm.py --env-id Breakout-v5 --total-timesteps 10000000
 """
@@ -217,6 +216,8 @@ def record_game(policy, envs, env_id, seed, path):
         return action
 
     evaluate(film, envs, seed)
+    envs.close()
+    twin.close()
     path.parent.mkdir(exist_ok=True)
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
@@ -421,7 +422,7 @@ if __name__ == "__main__":
         act, update = cuda_graph(act), cuda_graph(update)
 
     # Resume
-    def save_checkpoint():
+    def save_checkpoint():  # without the LSTM's state, as a resumed run starts new games
         writer.flush()
         state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
         state |= {"q_network": q_network.state_dict(), "numpy_rng": rng.bit_generator.state}
@@ -484,7 +485,8 @@ if __name__ == "__main__":
         b_obs.copy_(torch.from_numpy(obs))
         b_actions.copy_(torch.from_numpy(actions))
         b_starts.copy_(torch.from_numpy(starts))
-        values, next_value = value(b_obs, initial_state, b_starts), value(next_obs[None], act_state, dones[-1:])[0]
+        next_starts = envs.starts[None].astype(np.float32)
+        values, next_value = value(b_obs, initial_state, b_starts), value(next_obs[None], act_state, next_starts)[0]
         returns = lambda_returns(rewards, values, next_value, dones, final_values, args.gamma, args.q_lambda)
         b_returns.copy_(torch.from_numpy(returns))
 

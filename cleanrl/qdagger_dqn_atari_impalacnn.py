@@ -19,7 +19,9 @@ Differs from dqn_atari.py:
 
 Differs from the paper:
 1. one-step targets, where the paper has n-step returns;
-2. the weight is (teacher - student) / |teacher| within 0 and 1: the paper's for returns above 0, and still right below.
+2. the weight is (teacher - student) / |teacher| within 0 and 1: the paper's for returns above 0, and still right below;
+3. temperature 1 and a weight of 1, where the paper's code has 0.1 and 3; the weight may rise again, there it ends at 0;
+4. the teacher plays new games, where the paper reads its replay; squared error, and a constant learning rate.
 
 Run: python qdagger_dqn_atari_impalacnn.py --teacher-policy-hf-repo RUN_FOLDER_OF_THE_TEACHER
 """
@@ -290,10 +292,12 @@ class FrameReplay:
     def save(self, folder):
         """Write what is new since the last call to a file of its own: each frame is written once."""
         self.flush()
+        ends = self.frames.end, self.rows.end
+        if ends == tuple(self.saved):  # nothing: the file of this name has what came before
+            return ends
         for path in folder.glob("replay-*.gz"):
             if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
                 path.unlink()
-        ends = self.frames.end, self.rows.end
         with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
@@ -411,7 +415,8 @@ def find_teacher(place):
         return [Path(hf_hub_download(place, name)) for name in ("model.safetensors", "args.json")][0].parent
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        fail(f"--teacher-policy-hf-repo {place} is neither a run folder nor a hub repository with a model: {reason}")
+        need = "a run folder (train the teacher with --save-model) or a hub repository with a model"
+        fail(f"--teacher-policy-hf-repo {place} is not {need}: {reason}")
 
 
 def load_teacher(folder, env_id, envs):
@@ -422,7 +427,7 @@ def load_teacher(folder, env_id, envs):
         weights = load_file(folder / "model.safetensors")
         teacher_env_id = json.loads((folder / "args.json").read_text())["env_id"]
         games = [gym.spec(name).kwargs.get("game") for name in (env_id, teacher_env_id)]
-    except (OSError, ValueError, LookupError, SafetensorError, gym.error.Error) as error:
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError, gym.error.Error) as error:
         fail(f"the teacher in {folder} cannot be read: {error!r}")
     if games[0] != games[1]:
         fail(f"the teacher in {folder} plays {teacher_env_id}: name one that plays {env_id}")
@@ -593,7 +598,7 @@ if __name__ == "__main__":
         state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
         state |= {"teacher_step": teacher_step, "teacher_return": teacher_return, "offline_step": offline_step}
         state |= {"recent_returns": [*recent_returns], "losses": losses, "num_updates": num_updates}
-        state["replay"] = replay.save(replay_dir) if replay.frames.end > replay.saved[0] else replay.saved
+        state["replay"] = replay.save(replay_dir)
         state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
         state["numpy_rng"] = rng.bit_generator.state
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
@@ -676,6 +681,7 @@ if __name__ == "__main__":
             ring.end = 0
         replay.first_frames.clear()
         replay.saved, replay_dir = (0, 0), run_dir
+        target_weights.copy_(weights.detach())
         save_checkpoint()
         writer.add_scalar("charts/offline/avg_episodic_return", score(q_network, "Student"), offline_step)
 

@@ -39,6 +39,7 @@ METRICS = {  # by family
     "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},
     "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
     "qdagger": {f"losses/{name}" for name in ("loss", "td_loss", "distill_loss", "q_values")},
+    "apex": {"losses/td_loss", "losses/q_values", "charts/gradient_steps", "charts/actor_restarts"},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 
@@ -171,6 +172,7 @@ def environment(gpu=False, **changes):
     """The environment of a script: on the CPU unless asked, with the probe environments importable, W&B offline."""
     env = os.environ | {"PYTHONPATH": str(TESTS), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     env |= {"OMP_NUM_THREADS": "1"}  # tests run side by side
+    env |= {"RAY_AUTH_MODE": "disabled"}  # else Ray writes a token into the home folder
     env |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/jax")}  # a run takes what another has compiled
     env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     if not gpu:
@@ -178,8 +180,35 @@ def environment(gpu=False, **changes):
     return {key: value for key, value in (env | changes).items() if value is not None}
 
 
+LOOPBACK = """
+import fcntl, os, socket, struct, sys
+
+with socket.socket() as any_socket:  # SIOCSIFFLAGS: lo is up and running
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14s", b"lo", 0x41, b""))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@functools.cache
+def private_network():
+    """The beginning of a command line that runs the rest in a network of its own, with nothing but the loopback."""
+    for options in ["--net"], ["--net", "--map-root-user"]:
+        command = ["unshare", *options, sys.executable, "-c", LOOPBACK]
+        try:
+            if not subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+                return command
+        except OSError:
+            pass
+    return []
+
+
+def python(path):
+    """The beginning of a command line that runs a script: Ray must not listen where others could reach it."""
+    return [*(private_network() if "ray" in imports(Path(path).read_text()) else []), sys.executable]
+
+
 def start(path, *argv, cwd, env=None):
-    command = [sys.executable, str(path), *map(str, argv)]
+    command = [*python(path), str(path), *map(str, argv)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=env or environment(), **pipes)
 
@@ -219,7 +248,7 @@ def inspect_run(path, *argv, cwd, before="", after="", env=None, timeout=300):
 
     The code `before` runs first, in a namespace of its own that shares `result`.
     """
-    command = [sys.executable, "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, *map(str, argv)]
+    command = [*python(path), "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, *map(str, argv)]
     done = subprocess.run(
         command, cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=timeout, check=False
     )

@@ -58,19 +58,19 @@ def refuse(name, *argv, cwd, env=None):
     return lines[0]
 
 
-@each()
+@each_text("make_env", "make_envs", "SameStepEnvPool")
 def test_unknown_environment_names_a_near_match(name, tmp_path):
     known, version = default(name, "env_id").rsplit("-", 1)
     line = refuse(name, "--env-id", f"{known[:-1]}-{version}", cwd=tmp_path)
     assert re.search(rf"\b{known}\b", line)
 
 
-@each()
+@each_text("make_env", "make_envs", "SameStepEnvPool")
 def test_unknown_module_of_an_environment(name, tmp_path):
     assert "no_such_module" in refuse(name, "--env-id", "no_such_module:Env-v0", cwd=tmp_path)
 
 
-@each()
+@each_text("make_env", "make_envs", "SameStepEnvPool")
 def test_wrong_space_names_the_file_that_handles_it(name, tmp_path):
     probes = LINEAGE[name].get("probes")
     wrong = {
@@ -110,6 +110,7 @@ BAD_SIZES = {
     },
 }
 BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
+BAD_SIZES["apex"] = {"num_actors": (0, "--num-actors"), "buffer_size": (799, "--buffer-size")}
 BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
 
 
@@ -118,14 +119,19 @@ BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": 
 
 
 def bad_sizes(name):
-    """All of a family's for its root, two for the others, whose text of this part is the same."""
-    return list(BAD_SIZES[family(name)])[: None if family(name) == name else 2]
+    """All of a family's for its root, one for the others, whose text of this part is the same."""
+    return list(BAD_SIZES[family(name)])[: None if family(name) == name else 1]
 
 
 @pytest.mark.parametrize("name, flag", [(name, flag) for name in FILES for flag in bad_sizes(name)])
 def test_bad_sizes(name, flag, tmp_path):
     value, named = BAD_SIZES[family(name)][flag]
     assert named in refuse(name, *smoke(name, **{flag: value}), cwd=tmp_path)
+
+
+@each_text("FrameReplay", which=lambda name: "jnp.int32" in script(name).read_text())
+def test_more_frames_than_32_bits_count(name, tmp_path):
+    assert "--total-timesteps" in refuse(name, *smoke(name, total_timesteps=2**31), cwd=tmp_path)
 
 
 @each_text("parse_args", "fail")

@@ -5,7 +5,20 @@ import sys
 from importlib.metadata import packages_distributions, version
 
 import pytest
-from conftest import FILES, ROOT, each, environment, header, imports, require_for, run, run_dir, script, smoke
+from conftest import (
+    FILES,
+    ROOT,
+    each,
+    each_text,
+    environment,
+    header,
+    imports,
+    require_for,
+    run,
+    run_dir,
+    script,
+    smoke,
+)
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -13,7 +26,7 @@ from packaging.utils import canonicalize_name
 OPTIONAL = {"wandb", "moviepy", "huggingface_hub"}  # of flags: the file says so when they are missing
 
 
-@each()
+@each_text("parse_args", "open_run")  # that the others import nothing from here is in their text, below
 def test_runs_alone(name, tmp_path):
     require_for(name)
     copy = shutil.copy(script(name), tmp_path)

@@ -1,0 +1,44 @@
+"""The files for Atari games solve the two games of probe_atari.py: choice, discounting, termination and truncation."""
+
+import numpy as np
+import pytest
+from conftest import each, family, inspect_run, require_for, script, uses
+
+GAMMA = 0.5
+DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4"
+FLAGS = {
+    "ppo": "--num-envs 8 --num-steps 16 --total-timesteps 6400 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss",
+    "dqn": f"{DQN} --learning-rate 0.0005 --total-timesteps 2000 --end-e 0.2",
+    "c51": f"{DQN} --learning-rate 0.0005 --total-timesteps 2000 --end-e 0.2 --v-min -4 --v-max 4",
+    "rainbow": f"{DQN} --learning-rate 0.0005 --total-timesteps 2000 --v-min -4 --v-max 4",
+}
+BEFORE = "import ale_py.vector_env, probe_atari\nale_py.vector_env.AtariVectorEnv = probe_atari.AtariVectorEnv\n"
+LOOK = """
+import probe_atari
+
+observations = np.concatenate((probe_atari.SIDES, probe_atari.CHOICE, probe_atari.CONSTANT))
+if "learner" in globals():
+    q = q_network.apply(learner["params"], observations)
+    q = np.asarray(nn.softmax(q) @ support if q.ndim == 3 else q)
+else:
+    with torch.no_grad():
+        x = torch.from_numpy(observations)
+        if "agent" in globals():
+            values, logits = agent.get_value(x).numpy(), agent.actor(agent.network(x / 255)).numpy()
+        else:
+            q = torch.stack([q_network(x) for _ in range(30)]).mean(0)  # noisy networks answer differently each time
+            q = (q.softmax(2) @ support if q.ndim == 3 else q).numpy()
+if "agent" not in globals():
+    values, logits = q.max(1), q
+result |= {"values": values, "actions": logits.argmax(1)[2:4]}
+"""
+
+
+@each(lambda name: uses(name, "ale_py") and family(name) in FLAGS)
+def test_solves_the_games(name, tmp_path):
+    require_for(name)
+    argv = [*FLAGS[family(name)].split(), "--gamma", GAMMA, "--checkpoint-freq", 10**9]
+    result = inspect_run(script(name), *argv, cwd=tmp_path, before=BEFORE, after=LOOK)
+    assert result["actions"].tolist() == [0, 1]
+    expected = [GAMMA, GAMMA, 1, 1, 1 / (1 - GAMMA)]
+    assert np.asarray(result["values"]) == pytest.approx(expected, abs=0.2)
