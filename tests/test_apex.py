@@ -282,6 +282,9 @@ def test_actors_explore_at_their_rates(name):
 UPDATE_ONCE_MORE = """
 result |= {"gradient_steps": gradient_steps, "restarts": actor_restarts, "epsilons": epsilons, "args": vars(args)}
 result["apart"] = bool((weights != target_weights).any())
+with torch.no_grad():  # far apart: what the one likes best, the other likes least
+    for parameter in [*target_network.advantage.parameters()][-2:]:
+        parameter.copy_([*q_network.advantage.parameters()][-1 if parameter.ndim == 1 else -2]).neg_()
 leaves = replay.tree.leaves.view(-1)
 result["leaves"] = leaves.numpy().copy()
 state = torch.get_rng_state()
@@ -399,7 +402,7 @@ class Run:
         self.until(lambda: last_step(self.cwd) >= step, f"step {step}")
 
     def gone(self):
-        wait_for(lambda: not processes(self.mark), "end of all processes", 60)
+        wait_for(lambda: not processes(self.mark), "end of all processes", 180)
 
 
 @posix
@@ -440,7 +443,8 @@ def test_losing_an_actor_then_the_driver(name, tmp_path):
     assert_clean(scalars)
     assert scalars[: len(stopped)] == stopped
     batches = range(40, 4001, 40)
-    logged = [step for step in batches if step // 100 > (step - 40) // 100]
+    periods = 100, 300, 4000 // 10 + 1  # of the log, of checkpoints, of videos
+    logged = [step for step in batches if any(step // period > (step - 40) // period for period in periods)]
     assert steps(scalars)["charts/SPS"] == steps(scalars)["charts/actor_restarts"] == logged
     assert steps(scalars)["losses/td_loss"] == [step for step in logged if step > 200]
     assert [value for tag, _, value in scalars if tag == "charts/actor_restarts"][-1] == 1
@@ -502,7 +506,7 @@ def test_losing_a_node_of_a_cluster(name, tmp_path):
     try:
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-4000:]
-        wait_for(lambda: not processes(mark), "end of all processes", 60)
+        wait_for(lambda: not processes(mark), "end of all processes", 180)
     finally:
         for pid in processes(mark):
             os.kill(pid, signal.SIGKILL)

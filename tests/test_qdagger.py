@@ -188,7 +188,7 @@ def test_update_and_schedules_of_a_run(name, tmp_path):
     assert at["charts/offline/loss"] == at["charts/offline/q_loss"] == at["charts/offline/distill_loss"] == [10]
     assert at["charts/teacher/avg_episodic_return"] == [0] and at["charts/offline/avg_episodic_return"] == [10]
     epsilons = {step: value for tag, step, value in scalars if tag == "charts/epsilon"}
-    assert epsilons == pytest.approx({step: 0.5 for step in range(100, 700, 100)}, abs=1e-6)  # over 10 % of 600 steps
+    assert epsilons == pytest.approx({step: 0.9 for step in range(100, 700, 100)}, abs=1e-6)  # over 10 % of 600 steps
     coefficients = {value for tag, _, value in scalars if tag == "charts/distill_coeff"}
     games = at["charts/episodic_return"]
     assert len(games) < 10 and coefficients == {1.0}
@@ -348,7 +348,7 @@ def test_find_teacher_on_a_hub(hub, tmp_path):
     lines = [line for line in done.stderr.splitlines() if line.startswith(f"{name}.py: ")]
     assert len(lines) == 3
     for line, place in zip(lines, places[1:], strict=True):
-        assert f"--teacher-policy-hf-repo {place} is not a run folder" in line
+        assert f"--teacher-policy-hf-repo {place} is not a run folder" in line and "--save-model" in line
 
     hub.shutdown()
     hub.server_close()
@@ -450,7 +450,7 @@ def test_interrupted_in_every_phase(name, hub, tmp_path):
     teacher = default(name, "teacher_model_exp_name")
     hub.repositories[f"cleanrl/BreakoutNoFrameskip-v4-{teacher}-seed1"] = Path(make_teacher(teacher))
     sizes = {"teacher_steps": 300, "offline_steps": 150, "total_timesteps": 300}
-    argv = [*smoke(name, **PHASES, **sizes, teacher_policy_hf_repo=None), "--save-model"]
+    argv = smoke(name, **PHASES, **sizes, teacher_policy_hf_repo=None)
     env = hub_environment(hub, tmp_path)
     assert interrupt(name, argv, tmp_path, 1, signal.SIGTERM, env) == (0, 0, 0)
     hub.shutdown()
@@ -485,7 +485,6 @@ def test_interrupted_in_every_phase(name, hub, tmp_path):
     assert at["charts/offline/loss"] == at["charts/offline/distill_loss"] == [100, 150]
     assert at["charts/offline/avg_episodic_return"] == [150]
     assert at["losses/loss"] == [200, 300] and at["charts/epsilon"] == [100, 200, 300]
-    assert len(at["eval/episodic_return"]) == 10
     assert json.loads((folder / "args.json").read_text())["teacher_policy_hf_repo"] is None
 
 
