@@ -1,12 +1,14 @@
-"""Every file runs to its end with its smoke arguments, learns, logs, and leaves a complete run folder."""
+"""Every file, alone in an empty folder, runs with its smoke arguments, learns, logs, and leaves a complete run folder."""
 
 import json
 import math
+import shutil
 
 from conftest import (
     COMMON_METRICS,
     METRICS,
     each,
+    environment,
     family,
     inspect_run,
     raw_scalars,
@@ -44,7 +46,8 @@ def test_smoke(name, tmp_path):
     require_for(name)
     argv = [*smoke(name), "--save-model"]
     torch = uses(name, "torch")
-    result = inspect_run(script(name), *argv, cwd=tmp_path, before=COUNT_UPDATES if torch else "", after=STATE)
+    copy, alone = shutil.copy(script(name), tmp_path), environment(PYTHONPATH=None)
+    result = inspect_run(copy, *argv, cwd=tmp_path, before=COUNT_UPDATES if torch else "", after=STATE, env=alone)
     folder = run_dir(tmp_path)
     assert not torch or result["updates"] >= 2
     assert result["global_step"] == smoke_total(name)

@@ -1,6 +1,5 @@
-"""A file copied alone into an empty folder runs there, and its PEP 723 header says what it needs."""
+"""A file imports nothing from the repository, and its PEP 723 header says what it needs; test_smoke runs it alone."""
 
-import shutil
 import sys
 from importlib.metadata import packages_distributions, version
 
@@ -9,29 +8,16 @@ from conftest import (
     FILES,
     ROOT,
     each,
-    each_text,
-    environment,
     header,
     imports,
     require_for,
-    run,
-    run_dir,
     script,
-    smoke,
 )
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 OPTIONAL = {"wandb", "moviepy", "huggingface_hub"}  # of flags: the file says so when they are missing
-
-
-@each_text("parse_args", "open_run")  # that the others import nothing from here is in their text, below
-def test_runs_alone(name, tmp_path):
-    require_for(name)
-    copy = shutil.copy(script(name), tmp_path)
-    run(copy, *smoke(name), cwd=tmp_path, env=environment(PYTHONPATH=None))
-    assert (run_dir(tmp_path) / f"{name}.py").exists()
 
 
 @each()
