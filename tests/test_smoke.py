@@ -1,4 +1,4 @@
-"""Every file, alone in an empty folder, runs with its smoke arguments, learns, logs, and leaves a complete run folder."""
+"""Every file, alone in an empty folder, runs with its smoke arguments, learns, logs and leaves a complete folder."""
 
 import json
 import math
