@@ -287,6 +287,10 @@ with torch.no_grad():  # far apart: what the one likes best, the other likes lea
         parameter.copy_([*q_network.advantage.parameters()][-1 if parameter.ndim == 1 else -2]).neg_()
 leaves = replay.tree.leaves.view(-1)
 result["leaves"] = leaves.numpy().copy()
+with torch.no_grad():  # a target network that dislikes most what the online one likes best
+    target_weights.copy_(weights)
+    for param in target_network.advantage[-1].parameters():
+        param.data.neg_()
 state = torch.get_rng_state()
 slots, columns, frames = replay.sample(args.batch_size, args.importance_exponent)
 with torch.no_grad():
@@ -318,7 +322,8 @@ def test_update_of_a_run(name, tmp_path):
         best = int(np.argmax(got["choosing"][i]))
         swaps += best != int(np.argmax(got["valuing"][i]))
         errors.append(total + discount * got["valuing"][i][best] - got["q_values"][i][int(action)])
-    assert swaps > 3 and got["apart"], "the two networks choose alike: the case does not tell"
+    assert swaps > 3, "the two networks choose alike: the case does not tell"
+    assert got["apart"], "the target network is the online one"
     weights = got["columns"][:, 0]
     assert weights.max() == 1 and weights.min() < 1
     taken = [q[int(action)] for q, action in zip(got["q_values"], got["columns"][:, 1], strict=True)]
