@@ -282,9 +282,6 @@ def test_actors_explore_at_their_rates(name):
 UPDATE_ONCE_MORE = """
 result |= {"gradient_steps": gradient_steps, "restarts": actor_restarts, "epsilons": epsilons, "args": vars(args)}
 result["apart"] = bool((weights != target_weights).any())
-with torch.no_grad():  # far apart: what the one likes best, the other likes least
-    for parameter in [*target_network.advantage.parameters()][-2:]:
-        parameter.copy_([*q_network.advantage.parameters()][-1 if parameter.ndim == 1 else -2]).neg_()
 leaves = replay.tree.leaves.view(-1)
 result["leaves"] = leaves.numpy().copy()
 with torch.no_grad():  # a target network that dislikes most what the online one likes best
