@@ -77,9 +77,8 @@ def test(arguments):
     python("-m", "ruff", "check", *folders)
     python("-m", "ruff", "format", "--check", *folders)
     call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
-    python(
-        "-m", "pytest", "-n", "2", "--durations", "20", *arguments, CLEANRL_REQUIRE_ALL="1"
-    )  # a missing optional part is a failure
+    # a missing optional part is a failure
+    python("-m", "pytest", "-n", "2", "--durations", "20", *arguments, CLEANRL_REQUIRE_ALL="1")
 
 
 if __name__ == "__main__":
