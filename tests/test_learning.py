@@ -11,8 +11,8 @@ TASKS = {
     "pqn": ("--env-id CartPole-v1 --total-timesteps 100000 --learning-rate 1e-3", 150),
     "dqn": (DQN, 150),
     "dqn_jax": (DQN, 150),
-    "c51": (DQN, 150),
-    "c51_jax": (DQN, 150),
+    "c51": (f"{DQN} --learning-rate 1e-3", 120),
+    "c51_jax": (f"{DQN} --learning-rate 1e-3", 120),
 }
 
 
