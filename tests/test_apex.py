@@ -413,7 +413,7 @@ class Run:
 def test_losing_an_actor_then_the_driver(name, tmp_path):
     """One run: an actor is killed, then SIGTERM, kill -9, Ctrl+C and the end. No process is left behind by any."""
     require_for(name)
-    argv = smoke(name, num_actors=2, total_timesteps=4000, checkpoint_freq=300)
+    argv = smoke(name, num_actors=2, total_timesteps=12_000, checkpoint_freq=300)
     with Run(name, *argv, cwd=tmp_path) as first:
         first.reach(200)
         victim = actor_pids(first.mark)[0]
@@ -444,8 +444,8 @@ def test_losing_an_actor_then_the_driver(name, tmp_path):
     scalars = raw_scalars(folder)
     assert_clean(scalars)
     assert scalars[: len(stopped)] == stopped
-    batches = range(40, 4001, 40)
-    periods = 100, 300, 4000 // 10 + 1  # of the log, of checkpoints, of videos
+    batches = range(40, 12_001, 40)
+    periods = 100, 300, 12_000 // 10 + 1  # of the log, of checkpoints, of videos
     logged = [step for step in batches if any(step // period > (step - 40) // period for period in periods)]
     assert steps(scalars)["charts/SPS"] == steps(scalars)["charts/actor_restarts"] == logged
     assert steps(scalars)["losses/td_loss"] == [step for step in logged if step > 200]
