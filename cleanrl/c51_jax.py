@@ -234,13 +234,14 @@ def load_policy(run_dir, envs, device):
     """The saved network of a run, as a function from a batch of observations to a batch of actions."""
     flags = json.loads(Path(run_dir, "args.json").read_text())
     q_network = QNetwork(envs.single_action_space.n, flags["n_atoms"])
-    params = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
+    params = jax.device_put(unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep="."), device)
+    apply = jax.jit(q_network.apply)
     support = jnp.linspace(flags["v_min"], flags["v_max"], flags["n_atoms"])
     epsilon = flags["end_e"]
     rng = np.random.default_rng(0)
 
     def policy(obs):
-        logits = q_network.apply(params, jax.device_put(obs, device))
+        logits = apply(params, obs)
         greedy = np.asarray((nn.softmax(logits) @ support).argmax(1))
         return np.where(rng.random(len(obs)) < epsilon, rng.integers(envs.single_action_space.n, size=len(obs)), greedy)
 

@@ -223,12 +223,13 @@ def evaluate(policy, envs, seed):
 def load_policy(run_dir, envs, device):
     """The saved network of a run, as a function from a batch of observations to a batch of actions."""
     q_network = QNetwork(envs.single_action_space.n)
-    params = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
+    params = jax.device_put(unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep="."), device)
+    apply = jax.jit(q_network.apply)
     epsilon = json.loads(Path(run_dir, "args.json").read_text())["end_e"]
     rng = np.random.default_rng(0)
 
     def policy(obs):
-        greedy = np.asarray(q_network.apply(params, jax.device_put(obs, device)).argmax(1))
+        greedy = np.asarray(apply(params, obs).argmax(1))
         return np.where(rng.random(len(obs)) < epsilon, rng.integers(envs.single_action_space.n, size=len(obs)), greedy)
 
     return policy
