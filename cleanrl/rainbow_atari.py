@@ -13,7 +13,7 @@ Differs from c51_atari.py:
 4. `--n-step` returns, put together when a transition is drawn: they end with the episode, of whatever kind the end is;
 5. prioritised: a transition is drawn in proportion to (its last loss + `--prioritized-replay-eps`) to the power of
    `--prioritized-replay-alpha`, and its loss has a weight that corrects for this, wholly at the end of training;
-6. Adam's epsilon is 1.5e-4, and `--tau` is back from dqn_atari.py.
+6. learning rate 6.25e-5, Adam's epsilon 1.5e-4, the target network every 8,000 steps, and `--tau` of dqn_atari.py.
 
 Differs from the paper:
 1. noise is drawn for each observation, so that environments explore independently; the paper draws it for each batch;
