@@ -190,11 +190,10 @@ class ReplayBuffer:
         self.added += 1
         self.filled.fill_(min(self.added, len(self.rows)) * (chunk.size // chunk.shape[-1]))
 
-    def sample(self, batch_size):
+    def sample(self, batch_size, obs_dim):
         indices = torch.randint(2**62, (batch_size,), device=self.rows.device) % self.filled
-        batch = self.rows.flatten(0, 2)[indices]
-        obs_dim = (batch.shape[1] - 3) // 2
-        return batch[:, :obs_dim], batch[:, obs_dim:-3], batch[:, -3].long(), batch[:, -2], batch[:, -1]
+        obs, next_obs, rest = self.rows.flatten(0, 2)[indices].tensor_split([obs_dim, 2 * obs_dim], dim=1)
+        return obs, next_obs, rest[:, :-2], rest[:, -2], rest[:, -1]
 
 
 def project(pmfs, rewards, terminated, support, gamma):
@@ -333,12 +332,12 @@ if __name__ == "__main__":
 
     def update():
         global q_values, loss
-        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.sample(args.batch_size)
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.sample(args.batch_size, obs_dim)
         with torch.no_grad():
             next_pmfs = target_network(b_next_obs).softmax(2)
             next_actions = (next_pmfs @ support).argmax(1)
             target = project(next_pmfs[rows, next_actions], b_rewards, b_terminated, support, args.gamma)
-        logits = q_network(b_obs)[rows, b_actions]
+        logits = q_network(b_obs)[rows, b_actions.long().squeeze(1)]
         loss = nn.functional.cross_entropy(logits, target)
 
         weights.grad.zero_()

@@ -197,11 +197,11 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions * self.n_atoms)(hidden).reshape(-1, self.num_actions, self.n_atoms)
 
 
-def sample(key, rows, filled, batch_size):
+def sample(key, rows, filled, batch_size, obs_dim):
     """A batch of transitions from the first `filled` rows of the replay buffer."""
     batch = rows.reshape(-1, rows.shape[-1])[jax.random.randint(key, (batch_size,), 0, filled)]
-    obs_dim = (rows.shape[-1] - 3) // 2
-    return batch[:, :obs_dim], batch[:, obs_dim:-3], batch[:, -3].astype(int), batch[:, -2], batch[:, -1]
+    obs, next_obs, rest = jnp.split(batch, [obs_dim, 2 * obs_dim], axis=1)
+    return obs, next_obs, rest[:, :-2], rest[:, -2], rest[:, -1]
 
 
 def project(pmfs, rewards, terminated, support, gamma):
@@ -318,13 +318,13 @@ if __name__ == "__main__":
 
         def update(_, learner):
             key, sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))
-            obs, next_obs, action, reward, terminated = sample(sample_key, replay, filled, args.batch_size)
+            obs, next_obs, action, reward, terminated = sample(sample_key, replay, filled, args.batch_size, obs_dim)
             next_pmfs = nn.softmax(q_network.apply(learner["target_params"], next_obs))
             next_actions = (next_pmfs @ support).argmax(1)
             target = project(next_pmfs[rows, next_actions], reward, terminated, support, args.gamma)
 
             def cross_entropy(params):
-                logits = q_network.apply(params, obs)[rows, action]
+                logits = q_network.apply(params, obs)[rows, action.astype(int).squeeze(1)]
                 q_values = nn.softmax(logits) @ support
                 return optax.softmax_cross_entropy(logits, target).mean(), q_values.mean()
 

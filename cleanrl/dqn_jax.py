@@ -193,11 +193,11 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions)(hidden)
 
 
-def sample(key, rows, filled, batch_size):
+def sample(key, rows, filled, batch_size, obs_dim):
     """A batch of transitions from the first `filled` rows of the replay buffer."""
     batch = rows.reshape(-1, rows.shape[-1])[jax.random.randint(key, (batch_size,), 0, filled)]
-    obs_dim = (rows.shape[-1] - 3) // 2
-    return batch[:, :obs_dim], batch[:, obs_dim:-3], batch[:, -3].astype(int), batch[:, -2], batch[:, -1]
+    obs, next_obs, rest = jnp.split(batch, [obs_dim, 2 * obs_dim], axis=1)
+    return obs, next_obs, rest[:, :-2], rest[:, -2], rest[:, -1]
 
 
 def td_target(reward, terminated, next_q_values, gamma):
@@ -301,11 +301,11 @@ if __name__ == "__main__":
 
         def update(_, learner):
             key, sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))
-            obs, next_obs, action, reward, terminated = sample(sample_key, replay, filled, args.batch_size)
+            obs, next_obs, action, reward, terminated = sample(sample_key, replay, filled, args.batch_size, obs_dim)
             target = td_target(reward, terminated, q_network.apply(learner["target_params"], next_obs), args.gamma)
 
             def td_loss(params):
-                q_values = jnp.take_along_axis(q_network.apply(params, obs), action[:, None], axis=1).squeeze(1)
+                q_values = jnp.take_along_axis(q_network.apply(params, obs), action.astype(int), axis=1).squeeze(1)
                 return jnp.mean((q_values - target) ** 2), q_values.mean()
 
             (loss, q_value), gradients = jax.value_and_grad(td_loss, has_aux=True)(learner["params"])

@@ -358,7 +358,7 @@ def test_replay_buffer_against_a_list(name, steps, num_envs):
         replay.add(chunk)
         kept = [*kept, *(row.tobytes() for row in chunk.reshape(-1, 7))][-size:]
         if added % 7 == 0 or added == 44:
-            columns = [np.asarray(column).reshape(2000, -1) for column in replay.sample(2000)]
+            columns = [np.asarray(column).reshape(2000, -1) for column in replay.sample(2000, 2)]
             drawn = {row.tobytes() for row in np.concatenate(columns, axis=1).astype(np.float32)}
             assert drawn == set(kept), f"after {added + 1} chunks"
 
@@ -368,7 +368,7 @@ def test_samples_come_from_the_filled_rows(name):
     import jax
 
     rows = np.arange(5 * 2 * 7, dtype=np.float32).reshape(5, 2, 7)  # two observations of two numbers, and three columns
-    columns = load(name).sample(jax.random.key(0), jax.numpy.array(rows), 6, 2000)
+    columns = load(name).sample(jax.random.key(0), jax.numpy.array(rows), 6, 2000, 2)
     drawn = np.concatenate([np.asarray(column).reshape(2000, -1) for column in columns], axis=1)
     np.testing.assert_array_equal(np.unique(drawn, axis=0), rows.reshape(-1, 7)[:6])
 
@@ -585,7 +585,8 @@ if "learner" in globals():
     rows_after = learner["replay"].at[chunks_added % num_chunks].set(chunk)
     filled = min(chunks_added + 1, num_chunks) * chunk_steps * args.num_envs
     sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))[1]
-    batch = sample(sample_key, rows_after, filled, args.batch_size)
+    batch = list(sample(sample_key, rows_after, filled, args.batch_size, obs_dim))
+    batch[2] = batch[2].astype(int).squeeze(1)
     learner["target_params"] = jax.tree.map(jnp.negative, learner["target_params"])  # of another opinion
     networks = [partial(q_network.apply, learner[key]) for key in ("params", "target_params")]
     vector = lambda tree: np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
@@ -597,10 +598,14 @@ if "learner" in globals():
     moments = vector(adam.mu), vector(adam.nu), int(adam.count)
 else:
     state = torch.get_rng_state()
-    batch = replay.sample(args.batch_size)
-    torch.set_rng_state(state)
     if hasattr(replay, "window"):  # frames stored once
-        batch = batch[1][:, :-1], batch[1][:, 1:], *batch[0][:, -3:].unbind(1)
+        columns, frames = replay.sample(args.batch_size)
+        batch = [frames[:, :-1], frames[:, 1:], *columns[:, -3:].unbind(1)]
+    else:
+        batch = list(replay.sample(args.batch_size, obs_dim))
+        batch[2] = batch[2].squeeze(1)
+    torch.set_rng_state(state)
+    batch[2] = batch[2].long()
     target_weights.copy_(-target_weights.roll(5))  # of another opinion
     networks = [q_network, target_network]
     logits = as_arrays([networks[0](batch[0]), networks[1](batch[1]), networks[0](batch[1])])
