@@ -173,7 +173,7 @@ class Actor(nn.Module):
     def __init__(self, envs):
         super().__init__()
         space, inputs = envs.single_action_space, envs.single_observation_space.shape[0]
-        hidden = [nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+        hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True), nn.Linear(256, 256), nn.ReLU(inplace=True)]
         self.layers = Layers(*hidden, nn.Linear(256, space.shape[0]), nn.Tanh())
         low, high = torch.tensor(np.stack([space.low, space.high]), dtype=torch.float32)
         self.register_buffer("low", low)
@@ -187,7 +187,7 @@ class Actor(nn.Module):
 class QNetwork(Layers):
     def __init__(self, envs):
         inputs = envs.single_observation_space.shape[0] + envs.single_action_space.shape[0]
-        hidden = [nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+        hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True), nn.Linear(256, 256), nn.ReLU(inplace=True)]
         super().__init__(*hidden, nn.Linear(256, 1))
 
     def forward(self, obs, action):

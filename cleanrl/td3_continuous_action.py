@@ -174,7 +174,7 @@ class Actor(nn.Module):
     def __init__(self, envs):
         super().__init__()
         space, inputs = envs.single_action_space, envs.single_observation_space.shape[0]
-        hidden = [nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+        hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True), nn.Linear(256, 256), nn.ReLU(inplace=True)]
         self.layers = Layers(*hidden, nn.Linear(256, space.shape[0]), nn.Tanh())
         low, high = torch.tensor(np.stack([space.low, space.high]), dtype=torch.float32)
         self.register_buffer("low", low)
@@ -186,7 +186,7 @@ class Actor(nn.Module):
 
 
 class Linears(nn.Module):
-    """Linear layers side by side: the first of them for the first input of (inputs, batch, features), and so on."""
+    """Linear layers side by side, for inputs of shape (layers, batch, features); fewer inputs take the first layers."""
 
     def __init__(self, layers, inputs, outputs):
         super().__init__()
@@ -194,13 +194,18 @@ class Linears(nn.Module):
         self.bias = nn.Parameter(torch.empty(layers, 1, outputs).uniform_(-(inputs**-0.5), inputs**-0.5))
 
     def forward(self, x):
-        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+        weight, bias = self.weight, self.bias
+        if len(x) < len(weight):
+            weight, bias = weight[: len(x)], bias[: len(x)]
+        if weight.shape[2] == 1:  # a matrix product of one column takes five times as long
+            return (x * weight.mT).sum(2, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
 
 
 class QNetwork(Layers):
     def __init__(self, envs):
         inputs = envs.single_observation_space.shape[0] + envs.single_action_space.shape[0]
-        hidden = [Linears(2, inputs, 256), nn.ReLU(), Linears(2, 256, 256), nn.ReLU()]
+        hidden = [Linears(2, inputs, 256), nn.ReLU(inplace=True), Linears(2, 256, 256), nn.ReLU(inplace=True)]
         super().__init__(*hidden, Linears(2, 256, 1))
 
     def forward(self, obs, action, critics=2):
