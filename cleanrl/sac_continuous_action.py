@@ -352,8 +352,8 @@ if __name__ == "__main__":
     qf_weights, target_qf_weights = flatten(qf), flatten(target_qf).requires_grad_(False)
     target_qf_weights.copy_(qf_weights.detach())
     target_entropy = -float(envs.single_action_space.shape[0])
-    log_alpha = torch.tensor(0.0 if args.autotune else args.alpha, device=device)
-    log_alpha = nn.Parameter(log_alpha if args.autotune else log_alpha.log())
+    log_alpha = nn.Parameter(torch.tensor(1.0 if args.autotune else args.alpha, device=device).log())
+    log_alpha.grad = torch.zeros_like(log_alpha)
     policy_lr, q_lr = torch.tensor([args.policy_lr, args.q_lr], device=device)
     actor_optimizer = torch.optim.Adam([actor_weights], lr=policy_lr, fused=True, capturable=device.type == "cuda")
     qf_optimizer = torch.optim.Adam([qf_weights], lr=q_lr, fused=True, capturable=device.type == "cuda")
@@ -400,7 +400,7 @@ if __name__ == "__main__":
             actor_optimizer.step()
             alpha_loss = -(log_alpha.exp() * (logprob.detach() + target_entropy)).mean()
             if args.autotune:
-                log_alpha.grad = None
+                log_alpha.grad.zero_()
                 alpha_loss.backward()
                 alpha_optimizer.step()
             with torch.no_grad():
