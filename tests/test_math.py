@@ -238,6 +238,7 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
         "ppo": ("v_loss", "losses/value_loss"),
         "c51": ("loss", "losses/loss"),
         "qdagger": ("distill_loss", "losses/distill_loss"),
+        **dict.fromkeys(("ddpg", "td3", "sac"), ("actor_loss", "losses/actor_loss")),
     }.get(family(name), ("td_loss", "losses/td_loss"))
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
@@ -403,7 +404,8 @@ def follow_step(self, actions):
     for i in range(self.num_envs):
         over = out[2][i] or out[3][i]
         after = out[4]["final_obs"][i] if over else out[0][i]
-        result["seen"].append(np.array([*last[i], *after, actions[i], out[1][i], out[2][i]], dtype=np.float32))
+        row = [*last[i], *after, *np.ravel(actions[i]), out[1][i], out[2][i]]
+        result["seen"].append(np.array(row, dtype=np.float32))
     last = np.array(out[0])
     return out
 
