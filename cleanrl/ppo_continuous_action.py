@@ -227,7 +227,8 @@ class Agent(nn.Module):
 
     def evaluate(self, obs, action):
         x = self.normalize(obs)
-        z = (action - self.actor_mean(x)) / self.actor_logstd.exp()
+        mean = self.actor_mean(x)
+        z = (action - mean) / self.actor_logstd.exp()
         logprob = -0.5 * (z**2).sum(-1) - (self.actor_logstd + 0.5 * math.log(2 * math.pi)).sum()
         entropy = (self.actor_logstd + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(len(obs))
         return logprob, entropy, self.critic(x).squeeze(-1)
