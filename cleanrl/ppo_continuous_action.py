@@ -153,10 +153,13 @@ def make_env(env_id, seed, idx, capture_video, run_name):
         video = capture_video and idx == 0
         if video and sys.platform == "linux":
             os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-        env = gym.make(env_id, render_mode="rgb_array" if video else None)
+        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
         if video:
             env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        env = gym.wrappers.FlattenObservation(env)
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+            env = gym.wrappers.FlattenObservation(env)
         if isinstance(env.action_space, gym.spaces.Box):
             env = gym.wrappers.ClipAction(env)
         env.action_space.seed(seed + idx)
