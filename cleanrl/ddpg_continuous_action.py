@@ -145,8 +145,6 @@ def report(step, total, sps, returns):
 def make_env(env_id, seed, idx, capture_video, run_name):
     def thunk():
         video = capture_video and idx == 0
-        if video and sys.platform == "linux":
-            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
         if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
             raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
         env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
@@ -281,6 +279,8 @@ if __name__ == "__main__":
         fail("--num-envs, --batch-size, --policy-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
     if args.buffer_size < args.num_envs:
         fail("--buffer-size must be at least --num-envs")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     try:
         envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
     except (gym.error.Error, ImportError) as error:
