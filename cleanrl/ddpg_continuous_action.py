@@ -182,7 +182,7 @@ class Actor(nn.Module):
         self.register_buffer("scale", (high - low) / 2)
 
     def forward(self, obs):
-        return self.low + (self.layers(obs) + 1) * self.scale
+        return self.low.lerp(self.high, (self.layers(obs) + 1) / 2)  # rounding does not take it out of the bounds
 
 
 class QNetwork(Layers):

@@ -193,7 +193,7 @@ class Actor(nn.Module):
         return mean, -5 + 3.5 * (log_std.tanh() + 1)
 
     def squash(self, x):
-        return self.low + (x.tanh() + 1) * self.scale
+        return self.low.lerp(self.high, (x.tanh() + 1) / 2)  # rounding does not take it out of the bounds
 
     def sample(self, obs):
         mean, log_std = self(obs)

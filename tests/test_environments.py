@@ -1,7 +1,9 @@
 """The environments of the continuous files: MuJoCo's, dm_control's, those without MuJoCo, and unusual spaces."""
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import probe_envs
 import pytest
@@ -73,6 +75,26 @@ def test_unequal_bounds_and_dict_observations(name, tmp_path):
         np.testing.assert_allclose(shares.std(0), 12**-0.5, atol=0.03)
         shares = (got["actions"][start:] - low) / (high - low)
         assert (np.ptp(shares, axis=0) > 0.3).all(), "later actions cover little of the range of a dimension"
+
+
+@each_text("Actor", which=lambda name: continuous(name) and "class Actor(nn.Module)" in script(name).read_text())
+def test_rounding_leaves_saturated_actions_within_the_bounds(name):
+    """In float32, -0.8 and twice half the way to 1.1 are more than 1.1."""
+    low, high = np.array([[-0.8, -2, 0.1], [1.1, 1, 0.7]], dtype=np.float32)
+    assert low[0] + 2 * ((high[0] - low[0]) / 2) > high[0], "the case does not tell"
+    spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (4,)), "single_action_space": gym.spaces.Box(low, high)}
+    actor = load(name).Actor(SimpleNamespace(**spaces))
+    torch = pytest.importorskip("torch")
+    x = torch.linspace(-20, 20, 401)[:, None].expand(-1, 3)
+    if hasattr(actor, "squash"):
+        actions = actor.squash(x).numpy()
+    else:
+        del actor.layers
+        actor.layers = lambda obs: x.tanh()
+        actions = actor(None).numpy()
+    assert (actions >= low).all() and (actions <= high).all()
+    np.testing.assert_array_equal(actions[[0, -1]], [low, high])
+    np.testing.assert_allclose(actions, low + (np.tanh(x.numpy()) + 1) * (high - low) / 2, rtol=1e-5, atol=1e-6)
 
 
 ROBOTS = "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Reacher Swimmer"
