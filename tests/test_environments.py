@@ -111,11 +111,14 @@ def test_mujoco(name, version):
         envs.close()
 
 
-@each_make_env
+@each_actor
 def test_pendulum_needs_no_mujoco(name, tmp_path):
+    """And no transition before the first gradient step but one, where --learning-starts asks for it."""
     require_for(name)
-    without = hiding(tmp_path, "mujoco")
-    run(script(name), *smoke(name, env_id="Pendulum-v1"), cwd=tmp_path, env=without)
+    without, argv = hiding(tmp_path, "mujoco"), smoke(name, env_id="Pendulum-v1")
+    if "--learning-starts" in argv:
+        argv = smoke(name, env_id="Pendulum-v1", learning_starts=-1, total_timesteps=300)
+    run(script(name), *argv, cwd=tmp_path, env=without)
     (tmp_path / "other").mkdir()
     assert "mujoco" in refuse(name, "--env-id", "Hopper-v5", cwd=tmp_path / "other", env=without)
 
