@@ -1,5 +1,7 @@
 """The environments of the continuous files: MuJoCo's, dm_control's, those without MuJoCo, and unusual spaces."""
 
+import re
+import tomllib
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import probe_envs
 import pytest
 from conftest import (
     LINEAGE,
+    ROOT,
     TESTS,
     each_text,
     environment,
@@ -21,6 +24,7 @@ from conftest import (
     script,
     smoke,
 )
+from packaging.requirements import Requirement
 from test_bad_input import hiding, refuse
 
 
@@ -130,6 +134,17 @@ def test_missing_dm_control_names_the_packages(name, monkeypatch):
         monkeypatch.setattr(module, "find_spec", {"shimmy": True, "dm_control": True, missing: None}.get)
         with pytest.raises(ImportError, match="pip install shimmy dm_control==.* mujoco=="):
             module.make_envs("dm_control/cheetah-run-v0", 1, 1)
+
+
+@each_make_env
+def test_the_packages_for_dm_control_are_those_of_the_extra(name):
+    (line,) = re.findall(r"pip install (shimmy .*)\"\)", script(name).read_text())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dm-control"]
+    ranges = {requirement.name: requirement.specifier for requirement in map(Requirement, extras)}
+    for requirement in map(Requirement, line.split()):
+        for pin in requirement.specifier:
+            assert pin.version in ranges[requirement.name]
+        assert requirement.name in ranges
 
 
 needs_dm_control = pytest.mark.skipif(
