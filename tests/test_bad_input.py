@@ -75,7 +75,7 @@ def test_wrong_space_names_the_file_that_handles_it(name, tmp_path):
     probes = LINEAGE[name].get("probes")
     wrong = {
         "discrete": ["probe_envs:ConstantRewardContinuous-v0", "probe_envs:ImageDiscrete-v0"],
-        "continuous": ["probe_envs:ConstantRewardDiscrete-v0"],
+        "continuous": ["probe_envs:ConstantRewardDiscrete-v0", "probe_envs:ImageContinuous-v0"],
         None: ["CartPole-v1"],
     }
     for env_id in wrong[probes]:
@@ -84,9 +84,11 @@ def test_wrong_space_names_the_file_that_handles_it(name, tmp_path):
         assert files and name not in files
         for file in files:
             assert (ROOT / "cleanrl" / f"{file}.py").exists(), line
-        if "Continuous" in env_id:
+        if "Image" in env_id:
+            assert "probes" not in LINEAGE[files[0]]
+        elif "Continuous" in env_id:
             assert LINEAGE[files[0]]["probes"] == "continuous"
-        elif "Image" not in env_id:
+        else:
             assert LINEAGE[files[0]]["probes"] == "discrete"
 
 
