@@ -151,14 +151,15 @@ BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": 
 
 
 def wrong_spaces(name):
-    """Environments whose spaces a file does not handle, and of what kind the file is that it names instead."""
-    if continuous_control(name):  # PPO's actions have no bounds
-        return {"probe_envs:ConstantRewardDiscrete-v0": "discrete", "probe_envs:UnboundedContinuous-v0": "continuous"}
-    return {
+    """Environments whose spaces a file does not handle, and the kind of probes of the file that it names instead."""
+    wrong = {
         "discrete": {"probe_envs:ConstantRewardContinuous-v0": "continuous", "probe_envs:ImageDiscrete-v0": None},
-        "continuous": {"probe_envs:ConstantRewardDiscrete-v0": "discrete"},
+        "continuous": {"probe_envs:ConstantRewardDiscrete-v0": "discrete", "probe_envs:ImageContinuous-v0": None},
         None: {"CartPole-v1": "discrete"},
     }[LINEAGE[name].get("probes")]
+    if continuous_control(name):  # PPO's actions have no bounds
+        wrong["probe_envs:UnboundedContinuous-v0"] = "continuous"
+    return wrong
 
 
 @each()
@@ -176,7 +177,7 @@ def test_bad_sizes_and_wrong_spaces(name, tmp_path):
         assert files and name not in files
         for file in files:
             assert (ROOT / "cleanrl" / f"{file}.py").exists(), line
-        assert kind is None or LINEAGE[files[0]]["probes"] == kind
+        assert LINEAGE[files[0]].get("probes") == kind
         assert not (continuous_control(name) and continuous_control(files[0])), "it has the same bounds"
 
 
