@@ -145,12 +145,13 @@ def report(step, total, sps, returns):
 def make_env(env_id, seed, idx, capture_video, run_name):
     def thunk():
         video = capture_video and idx == 0
-        if video and sys.platform == "linux":
-            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-        env = gym.make(env_id, render_mode="rgb_array" if video else None)
+        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
         if video:
             env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        env = gym.wrappers.FlattenObservation(env)
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+            env = gym.wrappers.FlattenObservation(env)
         env.action_space.seed(seed + idx)
         return env
 
@@ -181,7 +182,7 @@ class Actor(nn.Module):
         self.register_buffer("scale", (high - low) / 2)
 
     def forward(self, obs):
-        return self.low + (self.layers(obs) + 1) * self.scale
+        return self.low.lerp(self.high, (self.layers(obs) + 1) / 2)  # rounding does not take it out of the bounds
 
 
 class QNetwork(Layers):
@@ -278,6 +279,8 @@ if __name__ == "__main__":
         fail("--num-envs, --batch-size, --policy-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
     if args.buffer_size < args.num_envs:
         fail("--buffer-size must be at least --num-envs")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     try:
         envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
     except (gym.error.Error, ImportError) as error:
@@ -286,6 +289,8 @@ if __name__ == "__main__":
         fail(f"{args.env_id} needs a vector of continuous actions; dqn.py handles discrete ones")
     if not envs.single_action_space.is_bounded():
         fail(f"{args.env_id} needs bounded actions; ppo_continuous_action.py handles unbounded ones")
+    if len(envs.single_observation_space.shape or ()) != 1:
+        fail(f"{args.env_id} needs vector observations; dqn_atari.py handles the images of Atari games")
     if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
         fail(f"{args.env_id} cannot render images: leave --capture-video out")
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
@@ -411,7 +416,7 @@ if __name__ == "__main__":
         # Learn: before the environments step, so that a GPU works on it while they do
         if staged:
             replay.add(chunk)
-        for _ in range(args.num_envs if global_step > args.learning_starts else 0):
+        for _ in range(args.num_envs if staged and global_step > args.learning_starts else 0):
             gradient_steps += 1
             with_actor = gradient_steps % args.policy_frequency == 0
             updates[with_actor]()

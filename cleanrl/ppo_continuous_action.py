@@ -151,12 +151,13 @@ def report(step, total, sps, returns):
 def make_env(env_id, seed, idx, capture_video, run_name):
     def thunk():
         video = capture_video and idx == 0
-        if video and sys.platform == "linux":
-            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-        env = gym.make(env_id, render_mode="rgb_array" if video else None)
+        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
         if video:
             env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        env = gym.wrappers.FlattenObservation(env)
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+            env = gym.wrappers.FlattenObservation(env)
         if isinstance(env.action_space, gym.spaces.Box):
             env = gym.wrappers.ClipAction(env)
         env.action_space.seed(seed + idx)
@@ -227,7 +228,8 @@ class Agent(nn.Module):
 
     def evaluate(self, obs, action):
         x = self.normalize(obs)
-        z = (action - self.actor_mean(x)) / self.actor_logstd.exp()
+        mean = self.actor_mean(x)
+        z = (action - mean) / self.actor_logstd.exp()
         logprob = -0.5 * (z**2).sum(-1) - (self.actor_logstd + 0.5 * math.log(2 * math.pi)).sum()
         entropy = (self.actor_logstd + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(len(obs))
         return logprob, entropy, self.critic(x).squeeze(-1)
@@ -308,6 +310,8 @@ if __name__ == "__main__":
         fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     try:
         envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
     except (gym.error.Error, ImportError) as error:

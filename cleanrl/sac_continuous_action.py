@@ -73,7 +73,7 @@ class Args:
     q_lr: float = 1e-3  # step size of the optimizers of the critics and of alpha
     utd: float = 1.0  # gradient steps per environment step
     policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
-    target_network_frequency: int = 1  # environment steps (SAC: gradient steps) between target updates
+    target_network_frequency: int = 1  # environment steps (continuous SAC: gradient steps) between target updates
     alpha: float = 0.2  # price of entropy, where it is not tuned
     autotune: bool = True  # tune the price of entropy
 
@@ -151,12 +151,13 @@ def report(step, total, sps, returns):
 def make_env(env_id, seed, idx, capture_video, run_name):
     def thunk():
         video = capture_video and idx == 0
-        if video and sys.platform == "linux":
-            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-        env = gym.make(env_id, render_mode="rgb_array" if video else None)
+        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
         if video:
             env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        env = gym.wrappers.FlattenObservation(env)
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+            env = gym.wrappers.FlattenObservation(env)
         env.action_space.seed(seed + idx)
         return env
 
@@ -192,7 +193,7 @@ class Actor(nn.Module):
         return mean, -5 + 3.5 * (log_std.tanh() + 1)
 
     def squash(self, x):
-        return self.low + (x.tanh() + 1) * self.scale
+        return self.low.lerp(self.high, (x.tanh() + 1) / 2)  # rounding does not take it out of the bounds
 
     def sample(self, obs):
         mean, log_std = self(obs)
@@ -316,8 +317,10 @@ if __name__ == "__main__":
     args = parse_args()
     if min(args.num_envs, args.batch_size, args.policy_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
         fail("--num-envs, --batch-size, --policy-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < args.num_envs or args.target_network_frequency < 1 or args.utd <= 0:
+    if args.buffer_size < args.num_envs or args.target_network_frequency < 1 or not 0 < args.utd < np.inf:
         fail("--buffer-size must be at least --num-envs, --target-network-frequency at least 1, --utd above 0")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     try:
         envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
     except (gym.error.Error, ImportError) as error:
@@ -326,6 +329,8 @@ if __name__ == "__main__":
         fail(f"{args.env_id} needs a vector of continuous actions; dqn.py handles discrete ones")
     if not envs.single_action_space.is_bounded():
         fail(f"{args.env_id} needs bounded actions; ppo_continuous_action.py handles unbounded ones")
+    if len(envs.single_observation_space.shape or ()) != 1:
+        fail(f"{args.env_id} needs vector observations; dqn_atari.py handles the images of Atari games")
     if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
         fail(f"{args.env_id} cannot render images: leave --capture-video out")
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
@@ -467,7 +472,7 @@ if __name__ == "__main__":
         if staged:
             replay.add(chunk)
         due = int(global_step * args.utd) - int((global_step - args.num_envs) * args.utd)
-        for _ in range(due if global_step > args.learning_starts else 0):
+        for _ in range(due if staged and global_step > args.learning_starts else 0):
             gradient_steps += 1
             with_actor = gradient_steps % args.policy_frequency == 0
             updates[with_actor, gradient_steps % args.target_network_frequency == 0]()

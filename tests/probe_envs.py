@@ -127,7 +127,88 @@ class Image(ConstantReward):
         return np.zeros((8, 8, 3), dtype=np.uint8), 1.0, True, False, {}
 
 
+class Unbounded(ConstantReward):
+    """Actions without bounds, where they are continuous."""
+
+    def __init__(self, continuous, render_mode=None):
+        super().__init__(continuous, render_mode)
+        if continuous:
+            self.action_space = gym.spaces.Box(-np.inf, np.inf, (1,), dtype=np.float32)
+
+
+class OwnBounds(gym.Env):
+    """Two actions with bounds of their own; episodes terminate at random, or are cut off after 4 steps."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), dtype=np.float32)
+    action_space = gym.spaces.Box(np.array([-2, 0.5], np.float32), np.array([1, 4], np.float32))
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def look(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.time += 1
+        terminated = bool(self.np_random.random() < 0.2)
+        return self.look(), float(action[0] * action[1]) - 1, terminated, self.time == 4, {}
+
+
+gym.register("OwnBounds-v0", OwnBounds)
 VALUE_PROBES = [ConstantReward, ObservationReward, Discounting, TruncationOnly, TruncationState]
-for kind in [*VALUE_PROBES, ActionReward, ObservationAction, NanReward, Image]:
+for kind in [*VALUE_PROBES, ActionReward, ObservationAction, NanReward, Image, Unbounded]:
     for suffix in ("Discrete", "Continuous"):
         gym.register(f"{kind.__name__}{suffix}-v0", kind, kwargs={"continuous": suffix == "Continuous"})
+
+
+class Spaces(gym.Env):
+    """Observations of several kinds in a Dict, float64 among them; actions whose bounds differ by dimension.
+
+    An action outside of its bounds is an error. `actions` keeps all that this class has been given.
+    """
+
+    observation_space = gym.spaces.Dict(
+        matrix=gym.spaces.Box(-1, 1, (2, 2), dtype=np.float32),
+        level=gym.spaces.Discrete(3),
+        inner=gym.spaces.Dict(vector=gym.spaces.Box(-np.inf, np.inf, (3,), dtype=np.float64)),
+    )
+    action_space = gym.spaces.Box(*np.array([[-2, 0, -0.1], [1, 50, 0.3]], dtype=np.float32))
+    actions = []
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def observe(self):
+        matrix, vector = self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32), self.np_random.normal(size=3)
+        return {"matrix": matrix, "level": self.np_random.integers(3), "inner": {"vector": vector}}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.actions.append(np.array(action))
+        self.time += 1
+        terminated = self.time == 5 and bool(action[0] > 0)
+        return self.observe(), -float(np.sum(action**2)), terminated, self.time == 5, {}
+
+
+class Camera(Spaces):
+    """An image among the observations."""
+
+    camera = gym.spaces.Box(0, 255, (8, 8, 3), dtype=np.uint8)
+    observation_space = gym.spaces.Dict(Spaces.observation_space.spaces | {"inner": gym.spaces.Dict(camera=camera)})
+
+    def observe(self):
+        return super().observe() | {"inner": {"camera": self.camera.sample()}}
+
+
+gym.register("Spaces-v0", Spaces)
+gym.register("Camera-v0", Camera)

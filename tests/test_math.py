@@ -151,11 +151,16 @@ def test_flatten_keeps_values_and_gradients(name):
 is_ppo = each(lambda name: family(name) == "ppo" and uses(name, "torch"))
 
 
+def without_noise(name):
+    """RPO moves the means that it scores actions under, and with them the first ratio; without noise it is PPO."""
+    return ["--rpo-alpha", 0] if defines(name, "rpo_alpha") else []
+
+
 @is_ppo
 def test_first_ratio_is_one(name, tmp_path):
     """The second rollout is acted with updated weights and normalisers; its one minibatch still has ratio one."""
     require_for(name)
-    argv = smoke(name, update_epochs=1, num_minibatches=1, learning_rate=0.01)
+    argv = [*smoke(name, update_epochs=1, num_minibatches=1, learning_rate=0.01), *without_noise(name)]
     after = "result |= {key: globals()[key].detach().numpy() for key in ('ratio', 'pg_loss', 'approx_kl', 'v_loss')}"
     after += "\nresult |= {'b': [b_advantages.numpy(), b_returns.numpy(), b_values.numpy()], 'iteration': iteration}"
     result = inspect_run(script(name), *argv, cwd=tmp_path, after=after)
@@ -189,7 +194,7 @@ def test_losses(name, switches, tmp_path):
     """One update after large steps, where ratios and values are clipped, against the formulas in NumPy."""
     require_for(name)
     argv = smoke(name, update_epochs=4, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7, max_grad_norm=0.01)
-    argv += [*switches, "--no-anneal-lr"]
+    argv += [*switches, "--no-anneal-lr", *without_noise(name)]
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_ONCE_MORE)
     clip, ratio = got["args"]["clip_coef"], np.exp(got["newlogprob"].astype(float) - got["logprobs"])
     assert (abs(ratio - 1) > clip).any() and (abs(ratio - 1) < clip).any()
@@ -238,6 +243,7 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
         "ppo": ("v_loss", "losses/value_loss"),
         "c51": ("loss", "losses/loss"),
         "qdagger": ("distill_loss", "losses/distill_loss"),
+        **dict.fromkeys(("ddpg", "td3", "sac"), ("actor_loss", "losses/actor_loss")),
     }.get(family(name), ("td_loss", "losses/td_loss"))
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
@@ -403,7 +409,8 @@ def follow_step(self, actions):
     for i in range(self.num_envs):
         over = out[2][i] or out[3][i]
         after = out[4]["final_obs"][i] if over else out[0][i]
-        result["seen"].append(np.array([*last[i], *after, actions[i], out[1][i], out[2][i]], dtype=np.float32))
+        row = [*last[i], *after, *np.ravel(actions[i]), out[1][i], out[2][i]]
+        result["seen"].append(np.array(row, dtype=np.float32))
     last = np.array(out[0])
     return out
 

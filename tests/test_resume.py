@@ -143,11 +143,15 @@ if "learner" in globals():
     import jax
 
     kept["learner"] = jax.device_get(learner)
-    if "chunk" in globals():
-        kept |= {"chunk": chunk, "counts": [staged, chunks_added]}
 else:
-    kept |= {"optimizer": optimizer.state_dict()["state"], "torch": torch.get_rng_state()}
-    kept |= {key: globals()[key].state_dict() for key in ("agent", "q_network", "target_network") if key in globals()}
+    optimizers = {key: value for key, value in globals().items() if isinstance(value, torch.optim.Optimizer)}
+    modules = {key: value for key, value in globals().items() if isinstance(value, nn.Module)}
+    assert optimizers and modules
+    kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
+    kept |= {key: value.state_dict() for key, value in modules.items()}
+for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha"):
+    if key in globals():
+        kept[key] = globals()[key]
 if "rng" in globals():
     kept["numpy"] = [str(rng.bit_generator.state)]
 if "replay" in globals() and hasattr(replay, "window"):  # frames stored once

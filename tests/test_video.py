@@ -4,7 +4,7 @@ import pytest
 from conftest import LINEAGE, each, each_text, family, require, require_for, run, run_dir, script, smoke
 
 VIDEO_ENV = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}  # these render fast
-TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048}
+TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048} | dict.fromkeys(("ddpg", "td3", "sac"), 600)
 FILMING = each_text("make_env", "record_video", "record_game")  # one file for each way of filming
 
 
