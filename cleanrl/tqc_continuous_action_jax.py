@@ -78,7 +78,7 @@ class Args:
     q_lr: float = 1e-3  # step size of the optimizers of the critics and of alpha
     utd: float = 1.0  # gradient steps per environment step
     policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
-    target_network_frequency: int = 1  # environment steps (SAC: gradient steps) between target updates
+    target_network_frequency: int = 1  # environment steps (continuous SAC: gradient steps) between target updates
     alpha: float = 0.2  # price of entropy, where it is not tuned
     autotune: bool = True  # tune the price of entropy
     n_critics: int = 2  # critics, each with a network of its own
@@ -176,12 +176,13 @@ def report(step, total, sps, returns):
 def make_env(env_id, seed, idx, capture_video, run_name):
     def thunk():
         video = capture_video and idx == 0
-        if video and sys.platform == "linux":
-            os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-        env = gym.make(env_id, render_mode="rgb_array" if video else None)
+        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
         if video:
             env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        env = gym.wrappers.FlattenObservation(env)
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+            env = gym.wrappers.FlattenObservation(env)
         env.action_space.seed(seed + idx)
         return env
 
@@ -300,6 +301,8 @@ if __name__ == "__main__":
         fail("--buffer-size must be at least --num-envs, --target-network-frequency at least 1, --utd above 0")
     if args.n_critics < 1 or not 0 <= args.top_quantiles_to_drop_per_net < args.n_quantiles:
         fail("--n-critics must be at least 1, --top-quantiles-to-drop-per-net at least 0 and below --n-quantiles")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     try:
         envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
     except (gym.error.Error, ImportError) as error:
@@ -308,6 +311,8 @@ if __name__ == "__main__":
         fail(f"{args.env_id} needs a vector of continuous actions; dqn_jax.py handles discrete ones")
     if not envs.single_action_space.is_bounded():
         fail(f"{args.env_id} needs bounded actions; ppo_continuous_action.py handles unbounded ones")
+    if len(envs.single_observation_space.shape or ()) != 1:
+        fail(f"{args.env_id} needs vector observations; dqn_atari_jax.py handles the images of Atari games")
     if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
         fail(f"{args.env_id} cannot render images: leave --capture-video out")
     checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
@@ -460,8 +465,8 @@ if __name__ == "__main__":
         # Learn: before the environments step, so that a GPU works on it while they do
         if staged:
             due = int(global_step * args.utd) - int((global_step - args.num_envs) * args.utd)
-            updates = due if global_step > args.learning_starts else 0
-            learner, chunks_added = learn(learner, chunk.copy(), chunks_added, updates), chunks_added + 1
+            due = due if global_step > args.learning_starts else 0
+            learner, chunks_added = learn(learner, chunk.copy(), chunks_added, due), chunks_added + 1
 
         # Step
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
