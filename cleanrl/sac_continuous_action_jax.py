@@ -207,7 +207,8 @@ class Actor(nn.Module):
         return mean, -5 + 3.5 * (nn.tanh(log_std) + 1)
 
     def squash(self, x):
-        return self.low + (nn.tanh(x) + 1) * self.scale
+        action = self.low + (nn.tanh(x) + 1) * self.scale
+        return jnp.clip(action, self.low, self.high)  # rounding does not take it out of the bounds
 
     def sample(self, params, obs, key):
         mean, log_std = self.apply(params, obs)
