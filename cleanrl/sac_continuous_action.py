@@ -73,7 +73,7 @@ class Args:
     q_lr: float = 1e-3  # step size of the optimizers of the critics and of alpha
     utd: float = 1.0  # gradient steps per environment step
     policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
-    target_network_frequency: int = 1  # environment steps (SAC: gradient steps) between target updates
+    target_network_frequency: int = 1  # environment steps (continuous SAC: gradient steps) between target updates
     alpha: float = 0.2  # price of entropy, where it is not tuned
     autotune: bool = True  # tune the price of entropy
 
@@ -343,8 +343,8 @@ if __name__ == "__main__":
     torch.backends.cudnn.deterministic = args.torch_deterministic
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
-    else:
-        torch.set_num_threads(1)  # a thread pool slows networks of this size down
+    elif "OMP_NUM_THREADS" not in os.environ:  # two threads ran 1.4 to 1.6 times as fast as one, more little faster
+        torch.set_num_threads(min(2, torch.get_num_threads()))
 
     # Environments
     envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())

@@ -322,8 +322,8 @@ if __name__ == "__main__":
     torch.backends.cudnn.deterministic = args.torch_deterministic
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
-    else:
-        torch.set_num_threads(1)  # a thread pool slows networks of this size down
+    elif "OMP_NUM_THREADS" not in os.environ:  # two threads ran 1.4 to 1.6 times as fast as one, more little faster
+        torch.set_num_threads(min(2, torch.get_num_threads()))
 
     # Environments
     envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())

@@ -32,6 +32,7 @@ LINEAGE = tomllib.loads((ROOT / "cleanrl/lineage.toml").read_text())
 FILES = list(LINEAGE)
 
 PPO_METRICS = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
+TD3_METRICS = "qf1_loss qf2_loss qf_loss qf1_values qf2_values actor_loss".split()
 METRICS = {  # by family
     "ppo": {f"losses/{name}" for name in PPO_METRICS} | {"charts/learning_rate"},
     "c51": {"losses/loss", "losses/q_values"},
@@ -40,6 +41,9 @@ METRICS = {  # by family
     "pqn": {"losses/td_loss", "losses/q_values", "charts/learning_rate"},
     "qdagger": {f"losses/{name}" for name in ("loss", "td_loss", "distill_loss", "q_values")},
     "apex": {"losses/td_loss", "losses/q_values", "charts/gradient_steps", "charts/actor_restarts"},
+    "ddpg": {"losses/qf1_loss", "losses/qf1_values", "losses/actor_loss"},
+    "td3": {f"losses/{name}" for name in TD3_METRICS},
+    "sac": {f"losses/{name}" for name in [*TD3_METRICS, "alpha_loss", "alpha"]},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
 
@@ -96,6 +100,12 @@ def smoke(name, **flags):
             del argv[argv.index(flag) : argv.index(flag) + 2]
         argv += [] if value is None else [flag, str(value)]
     return argv
+
+
+def step_sizes(name, value):
+    """The flags of a file for the step sizes of its optimizers, at one value."""
+    text = script(name).read_text()
+    return {flag: value for flag in ("learning_rate", "policy_lr", "q_lr") if f"    {flag}: float" in text}
 
 
 @functools.cache

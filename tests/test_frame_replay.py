@@ -198,7 +198,7 @@ result["first"] = first
 def test_replay_of_a_run(name, tmp_path):
     """The rows of a run on two games that lose lives and are cut off are the transitions that happened."""
     require_for(name)
-    argv = smoke(name, total_timesteps=400, buffer_size=300, learning_starts=1000, num_envs=2, train_frequency=20)
+    argv = smoke(name, total_timesteps=400, buffer_size=300, learning_starts=1000, num_envs=2)
     argv += ["--env-id", "BreakoutNoFrameskip-v4", "--seed", 3]  # an untrained Rainbow has to serve the ball
     argv += ["--end-e", 1] * ("    end_e: float" in script(name).read_text())  # random actions serve it and lose it
     got = inspect_run(script(name), *argv, cwd=tmp_path, before=FOLLOW, after=TRANSITIONS)

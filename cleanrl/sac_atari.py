@@ -1,0 +1,605 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "ale-py>=0.12", "gymnasium>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+# ]
+# ///
+"""Soft Actor-Critic for discrete actions (SAC, Christodoulou 2019, arXiv:1910.07207): Atari games.
+
+Differs from dqn_atari.py:
+1. actions are drawn from the policy of an actor with a network of its own, random ones until `--learning-starts`;
+2. two critics, which sit in one module; the actor and the target follow the smaller of their values;
+3. the entropy of the policy is rewarded, at a price (alpha) that follows the entropy asked for, which is
+   `--target-entropy-scale` of that of random actions;
+4. what sac_continuous_action.py estimates from one action is a sum over all actions, weighted by their probabilities;
+5. Kaiming-normal weights and biases of zero, an epsilon of 1e-4 in Adam.
+
+Differs from the paper:
+1. an entropy of 0.89 of the largest one is asked for, where the paper has 0.98;
+2. an episode cut off by a time limit is bootstrapped from its final observation;
+3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it.
+
+Run: python sac_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 5000000
+"""
+
+import gzip
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import partial
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from ale_py.vector_env import AtariVectorEnv
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+
+    env_id: str = "BeamRiderNoFrameskip-v4"  # environment
+    total_timesteps: int = 5_000_000  # environment steps in total
+    num_envs: int = 1  # parallel environments
+    buffer_size: int = 1_000_000  # transitions that the replay buffer holds
+    buffer_device: Literal["auto", "cuda", "cpu"] = "auto"  # where the replay buffer is: the GPU if it fits, or named
+    gamma: float = 0.99  # discount
+    tau: float = 1.0  # step of the target network towards the online network (1 copies it)
+    target_network_frequency: int = 8000  # environment steps (continuous SAC: gradient steps) between target updates
+    batch_size: int = 64  # transitions per gradient step
+    learning_starts: int = 20_000  # environment steps before the first gradient step
+    update_frequency: int = 4  # environment steps between gradient steps
+    policy_lr: float = 3e-4  # step size of the actor's optimizer
+    q_lr: float = 3e-4  # step size of the optimizers of the critics and of alpha
+    alpha: float = 0.2  # price of entropy, where it is not tuned
+    autotune: bool = True  # tune the price of entropy
+    target_entropy_scale: float = 0.89  # entropy that tuning aims at, as a share of that of random actions
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args():
+    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
+    args = tyro.cli(Args, args=argv)
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    return args
+
+
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    (run_dir / "commit.txt").write_text(git.stdout)
+    (run_dir / "packages.txt").write_text("".join(packages))
+    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+        os.truncate(file, event_sizes.get(file.name, 0))
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+    writer = SummaryWriter(run_dir)
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
+
+
+def report(step, total, sps, returns):
+    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
+    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
+    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def make_envs(env_id, num_envs, life_loss=True, **options):
+    game, sticky = (gym.spec(env_id).kwargs.get(key) for key in ("game", "repeat_action_probability"))
+    if game is None:
+        others = "dqn.py handles vector observations, sac_continuous_action.py continuous actions"
+        raise gym.error.Error(f"{env_id} is not an Atari game; {others}")
+    options = {"reward_clipping": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP} | options
+    return AtariVectorEnv(game, num_envs, repeat_action_probability=sticky, life_loss_info=life_loss, **options)
+
+
+def record_video(policy, env_id, seed, path):
+    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
+    from moviepy import ImageSequenceClip
+
+    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
+    frames = [twin.reset(seed=seed)[0][0, 0]]
+
+    def film(obs):
+        action = policy(obs)
+        frames.append(twin.step(action)[0][0, 0])
+        del frames[4500:]  # five minutes are enough
+        return action
+
+    evaluate(film, make_envs(env_id, 1, False), seed)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+class ConvolutionalNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Conv2d(4, 32, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, stride=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 7 * 7, 512),
+            nn.ReLU(),
+            nn.Linear(512, envs.single_action_space.n),
+        )
+        for param in self.parameters():
+            nn.init.kaiming_normal_(param) if param.ndim > 1 else nn.init.zeros_(param)
+
+    def forward(self, obs):
+        return self.network(obs / 255)
+
+
+class Actor(ConvolutionalNetwork):
+    def forward(self, obs):
+        """The logarithms of the probabilities of the actions: (batch, actions)."""
+        return super().forward(obs).log_softmax(1)
+
+
+class SoftQNetwork(nn.ModuleList):
+    def __init__(self, envs):
+        super().__init__(ConvolutionalNetwork(envs) for _ in range(2))
+
+    def forward(self, obs):
+        """The values of both critics: (2, batch, actions)."""
+        return torch.stack([critic(obs) for critic in self])  # one network of grouped convolutions is no faster
+
+
+class Ring:
+    """The last items that were added, on a device: item number n is in slot n % size."""
+
+    def __init__(self, size, shape, dtype, device):
+        self.slots = torch.zeros((size, *shape), dtype=dtype, device=device)
+        self.end, self.new = 0, []  # the number of the next item, and the items that are still on the host
+
+    def __getitem__(self, numbers):
+        return self.slots[numbers % len(self.slots)]
+
+    def add(self, items):
+        self.new.append(items.copy())
+        self.end += len(items)
+        return np.arange(self.end - len(items), self.end)
+
+    def flush(self):
+        if self.new:
+            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
+            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
+                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
+            self.new = []
+
+
+class FrameReplay:
+    """The last transitions, over frames that are stored once, however many observations they are part of.
+
+    A transition is a row of integers: the numbers of the frames of its observation and of the frame that followed, then
+    action, reward and whatever else it has. Additions wait on the host for `flush`: one copy then serves many steps.
+    """
+
+    def __init__(self, size, num_envs, obs_shape, columns, device):
+        self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
+        self.frames = Ring(self.size, obs_shape[1:], torch.uint8, device)
+        self.rows = Ring(self.size, [self.stack_num + 1 + columns], torch.long, device)
+        self.first_frames, self.saved = deque(), (0, 0)  # the oldest frame of each step that can be sampled
+        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count, for a graph to read
+
+    def add(self, rows):
+        self.rows.add(rows)
+        self.first_frames.append(rows[:, 0].min())
+
+    def flush(self):
+        self.frames.flush()
+        self.rows.flush()
+        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:  # a newer one took its slot
+            self.first_frames.popleft()
+        count = len(self.first_frames) * self.num_envs
+        self.window.copy_(torch.tensor([self.rows.end - count, count]))
+
+    def sample(self, batch_size):
+        """Rows, and the frames (batch_size, stack_num + 1, height, width) of their two observations."""
+        first, count = self.window
+        rows = self.rows[first + torch.randint(2**62, (batch_size,), device=self.window.device) % count]
+        return rows, self.frames[rows[:, : self.stack_num + 1]]
+
+    def save(self, folder):
+        """Write what is new since the last call to a file of its own: each frame is written once."""
+        self.flush()
+        ends = self.frames.end, self.rows.end
+        if ends == tuple(self.saved):  # nothing: the file of this name has what came before
+            return ends
+        for path in folder.glob("replay-*.gz"):
+            if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
+                path.unlink()
+        with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
+            np.save(file, ends)
+            for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
+                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
+                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
+        self.saved = ends
+        return ends
+
+    def load(self, folder, ends):
+        """Read the files of a checkpoint, and remove any that is newer."""
+        for path in sorted(folder.glob("replay-*.gz")):
+            if int(path.stem[7:]) > ends[0]:
+                path.unlink()
+                continue
+            with gzip.open(path) as file:
+                (self.frames.end, self.rows.end), frames, rows = np.load(file).tolist(), np.load(file), np.load(file)
+            self.frames.new, self.rows.new = [frames], [rows]
+            self.first_frames.extend(rows[:, 0].reshape(-1, self.num_envs).min(1))
+            self.flush()
+        self.saved = ends
+
+
+def draw_action(logprob, generator=None):
+    """Gumbel-max draw from the distributions with these log-probabilities, (batch, actions)."""
+    return (logprob - torch.empty_like(logprob).exponential_(generator=generator).log()).argmax(1)
+
+
+def entropy(logprob):
+    return -(logprob.exp() * logprob).sum(1)
+
+
+def soft_value(logprob, q_values, alpha):
+    """The value of a policy: what its actions are worth on average, and its entropy at the price alpha."""
+    return (logprob.exp() * q_values).sum(1) + alpha * entropy(logprob)
+
+
+def bellman_target(reward, terminated, next_value, gamma):
+    """The reward and the discounted value of what comes next; an episode that has terminated has none."""
+    return reward + gamma * (1 - terminated) * next_value
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
+    graph, calls = torch.cuda.CUDAGraph(), 0
+
+    def call():
+        nonlocal calls
+        calls += 1
+        if calls <= warmup:
+            return function()
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                function()
+        graph.replay()
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+def stochastic(actor, device):
+    """A function from a batch of observations to a batch of actions; always the likeliest could keep a game waiting."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    @torch.no_grad()
+    def policy(obs):
+        return draw_action(actor(torch.tensor(obs, device=device)), generator).cpu().numpy()
+
+    return policy
+
+
+def load_policy(run_dir, envs, device):
+    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
+    actor, model = Actor(envs).to(device), load_file(Path(run_dir, "model.safetensors"), str(device))
+    actor.load_state_dict({name.removeprefix("actor."): model[name] for name in model if name.startswith("actor.")})
+    return stochastic(actor, device)
+
+
+if __name__ == "__main__":
+    # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    args = parse_args()
+    if min(args.num_envs, args.batch_size, args.update_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
+        fail("--num-envs, --batch-size, --update-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
+    if args.buffer_size < 10 * max(args.num_envs, args.update_frequency) or args.target_network_frequency < 1:
+        fail("--buffer-size must be at least 10 times --num-envs and --update-frequency, --target-network-frequency 1")
+    if args.buffer_device == "cuda" and not (torch.cuda.is_available() and args.cuda):
+        fail("--buffer-device cuda needs a GPU and --cuda")
+    try:
+        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+
+    # Seeding
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
+
+    # Environments
+    envs = make_envs(args.env_id, args.num_envs)
+
+    # Agent and optimizer
+    actor = Actor(envs).to(device)
+    qf, target_qf = SoftQNetwork(envs).to(device), SoftQNetwork(envs).to(device)
+    agent = nn.ModuleDict({"actor": actor, "qf": qf})
+    actor_weights = flatten(actor)
+    qf_weights, target_qf_weights = flatten(qf), flatten(target_qf).requires_grad_(False)
+    target_qf_weights.copy_(qf_weights.detach())
+    target_entropy = args.target_entropy_scale * math.log(envs.single_action_space.n)
+    log_alpha = nn.Parameter(torch.tensor(1.0 if args.autotune else args.alpha, device=device).log())
+    log_alpha.grad = torch.zeros_like(log_alpha)
+    policy_lr, q_lr = torch.tensor([args.policy_lr, args.q_lr], device=device)
+    adam = partial(torch.optim.Adam, eps=1e-4, fused=True, capturable=device.type == "cuda")
+    actor_optimizer, qf_optimizer = adam([actor_weights], lr=policy_lr), adam([qf_weights], lr=q_lr)
+    alpha_optimizer = adam([log_alpha], lr=q_lr)
+
+    # Storage: a transition has three columns besides its frames: action, reward, terminated
+    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
+    buffer_bytes, buffer_device = args.buffer_size * int(np.prod(obs_shape[1:])), args.buffer_device
+    if buffer_device == "auto":
+        fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
+        buffer_device = "cuda" if fits else "cpu"
+    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, 3, buffer_device)
+    b_rows = torch.zeros((args.batch_size, obs_shape[0] + 4), dtype=torch.long, device=device)
+    b_frames = torch.zeros((args.batch_size, obs_shape[0] + 1, *obs_shape[1:]), dtype=torch.uint8, device=device)
+    rows = torch.arange(args.batch_size, device=device)
+    act_obs = torch.zeros((args.num_envs, *obs_shape), dtype=torch.uint8, device=device)
+    act_action = torch.zeros(args.num_envs, dtype=torch.long, device=device)
+    loss_names = ["qf1_loss", "qf2_loss", "qf_loss", "qf1_values", "qf2_values"]
+    loss_names += ["actor_loss", "alpha_loss", "alpha"]
+    losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
+    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
+    recent_returns = deque(maxlen=20)
+
+    @torch.no_grad()
+    def act():
+        act_action.copy_(draw_action(actor(act_obs)))
+
+    def draw():
+        for batch, drawn in zip((b_rows, b_frames), replay.sample(args.batch_size)):
+            batch.copy_(drawn)
+
+    def update():
+        global q_values, qf_losses, actor_loss, alpha_loss
+        if buffer_device == device.type:  # else the loop draws, as a graph cannot read the host's memory
+            draw()
+        b_obs, b_next_obs = b_frames[:, :-1], b_frames[:, 1:]
+        b_actions, b_rewards, b_terminated = b_rows[:, -3:].unbind(1)
+        with torch.no_grad():
+            alpha, next_logprob = log_alpha.exp(), actor(b_next_obs)
+            next_value = soft_value(next_logprob, target_qf(b_next_obs).amin(0), alpha)
+            target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
+        q_values = qf(b_obs)[:, rows, b_actions]
+        qf_losses = ((q_values - target) ** 2).mean(1)
+        qf_loss = qf_losses.sum()
+
+        qf_weights.grad.zero_()
+        qf_loss.backward()
+        qf_optimizer.step()
+        with torch.no_grad():
+            action_values = qf(b_obs).amin(0)
+        logprob = actor(b_obs)
+        actor_loss = -soft_value(logprob, action_values, alpha).mean()
+        actor_weights.grad.zero_()
+        actor_loss.backward()
+        actor_optimizer.step()
+        alpha_loss = (log_alpha.exp() * (entropy(logprob.detach()) - target_entropy)).mean()
+        if args.autotune:
+            log_alpha.grad.zero_()
+            alpha_loss.backward()
+            alpha_optimizer.step()
+        with torch.no_grad():
+            losses[:5].add_(torch.cat([qf_losses, qf_losses.mean(0, keepdim=True), q_values.mean(1)]))
+            losses[5:].add_(torch.stack([actor_loss, alpha_loss, log_alpha.exp()]))
+
+    if device.type == "cuda" and args.cuda_graphs:
+        act, update = cuda_graph(act), cuda_graph(update)
+
+    # Resume
+    def save_checkpoint():
+        writer.flush()
+        state = {"global_step": global_step, "agent": agent.state_dict(), "target_qf": target_qf.state_dict()}
+        state["log_alpha"] = log_alpha.detach()
+        state["actor_optimizer"] = actor_optimizer.state_dict()["state"]
+        state["qf_optimizer"] = qf_optimizer.state_dict()["state"]
+        state["alpha_optimizer"] = alpha_optimizer.state_dict()["state"]
+        state["replay"] = replay.save(run_dir)
+        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
+        state["numpy_rng"] = rng.bit_generator.state
+        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
+        torch.save(state, run_dir / "unfinished.tmp")
+        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
+
+    global_step = 0
+    if args.resume:
+        global_step = checkpoint["global_step"]
+        agent.load_state_dict(checkpoint["agent"])
+        target_qf.load_state_dict(checkpoint["target_qf"])
+        log_alpha.data.copy_(checkpoint["log_alpha"])
+        actor_optimizer.load_state_dict(actor_optimizer.state_dict() | {"state": checkpoint["actor_optimizer"]})
+        qf_optimizer.load_state_dict(qf_optimizer.state_dict() | {"state": checkpoint["qf_optimizer"]})
+        alpha_optimizer.load_state_dict(alpha_optimizer.state_dict() | {"state": checkpoint["alpha_optimizer"]})
+        replay.load(run_dir, checkpoint["replay"])
+        rng.bit_generator.state = checkpoint["numpy_rng"]
+        torch.set_rng_state(checkpoint["rng"][0])
+        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
+            torch.cuda.set_rng_state(checkpoint["rng"][1])
+    else:
+        save_checkpoint()
+
+    # Training loop
+    start_time, start_step = time.perf_counter(), global_step
+    log_period = max(100, args.num_envs)  # environment steps
+    obs, infos = envs.reset(seed=args.seed + global_step)
+    stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # frames of each observation
+    while global_step < args.total_timesteps:
+        # Act
+        if global_step < args.learning_starts:
+            actions = rng.integers(num_actions, size=args.num_envs)
+        else:
+            act_obs.copy_(torch.from_numpy(obs))
+            act()
+            actions = act_action.cpu().numpy()
+        lives = infos["lives"]
+        next_obs, reward, terminated, truncated, infos = envs.step(actions)
+        episode_returns += reward
+        episode_lengths += 1
+        game_over, final_obs = truncated | terminated & (infos["lives"] >= lives), next_obs  # not where a life was lost
+        if game_over.any():
+            final_obs = next_obs.copy()
+            final_obs[game_over] = np.stack(infos["final_obs"][game_over])
+            for i in np.flatnonzero(game_over):  # environment i has made step number global_step + i + 1
+                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
+                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
+                recent_returns.append(episode_returns[i])
+                episode_returns[i] = episode_lengths[i] = 0
+        followed = replay.frames.add(final_obs[:, -1])
+        replay.add(np.column_stack((stacks, followed, actions, np.sign(reward), terminated)))
+        stacks = np.column_stack((stacks[:, 1:], followed))
+        for i in np.flatnonzero(game_over):
+            stacks[i] = replay.frames.add(next_obs[i])
+        obs = next_obs
+        last_step, global_step = global_step, global_step + args.num_envs
+
+        # Learn
+        updates = global_step // args.update_frequency - last_step // args.update_frequency
+        if updates:
+            replay.flush()
+        for _ in range(updates if global_step > args.learning_starts else 0):
+            if buffer_device != device.type:
+                draw()
+            update()
+            num_updates += 1
+        target_updates = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(target_updates if global_step > args.learning_starts else 0):
+            target_qf_weights.lerp_(qf_weights.detach(), args.tau)
+
+        # Log
+        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
+            continue
+        if num_updates:
+            means = (losses / num_updates).tolist()
+            if not np.isfinite([*means, actor_weights.sum().item(), qf_weights.sum().item()]).all():
+                sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
+            for name, mean in zip(loss_names, means):
+                writer.add_scalar(f"losses/{name}", mean, global_step)
+            losses.zero_()
+            num_updates = 0
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
+            report(global_step, args.total_timesteps, sps, recent_returns)
+
+        # Checkpoint
+        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
+            record_video(stochastic(actor, device), args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
+        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
+            save_checkpoint()
+        if stop_signals:
+            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(75)  # schedulers start such a job again
+
+    # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
+    envs.close()
+    if args.save_model:
+        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10, life_loss=False)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, i)
+        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
+    writer.close()
+    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
