@@ -208,7 +208,7 @@ class Actor(nn.Module):
 
     def squash(self, x):
         action = self.low + (nn.tanh(x) + 1) * self.scale
-        return jnp.clip(action, self.low, self.high)  # rounding could take it out of the bounds
+        return jnp.clip(action, self.low, self.high)  # rounding does not take it out of the bounds
 
     def sample(self, params, obs, key):
         mean, log_std = self.apply(params, obs)

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -83,39 +82,34 @@ def test_unequal_bounds_and_dict_observations(name, tmp_path):
         assert (np.ptp(shares, axis=0) > 0.3).all(), "later actions cover little of the range of a dimension"
 
 
-def saturating_params():
-    """Weights with which Flax's actor passes its three observations on to tanh, through the rectifiers as x and -x."""
-    first, second, last = np.zeros((3, 256)), np.eye(256), np.zeros((256, 3))
-    for i in range(3):
-        first[i, i], first[i, 3 + i] = 1, -1
-        last[i, i], last[3 + i, i] = 1, -1
-    layers = [(first, 256), (second, 256), (last, 3)]
-    return {f"Dense_{i}": {"kernel": kernel, "bias": np.zeros(width)} for i, (kernel, width) in enumerate(layers)}
-
-
 @each_text("Actor", which=lambda name: continuous(name) and "class Actor(nn.Module)" in script(name).read_text())
 def test_rounding_leaves_saturated_actions_within_the_bounds(name):
     """In float32, -0.8 and twice half the way to 1.1 are more than 1.1."""
     low, high = np.array([[-0.8, -2, 0.1], [1.1, 1, 0.7]], dtype=np.float32)
     assert low[0] + 2 * ((high[0] - low[0]) / 2) > high[0], "the case does not tell"
-    obs = np.linspace(-20, 20, 401, dtype=np.float32)[:, None].repeat(3, axis=1)
-    module = load(name)
+    spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (4,)), "single_action_space": gym.spaces.Box(low, high)}
+    x, module = np.linspace(-20, 20, 401, dtype=np.float32)[:, None].repeat(3, axis=1), load(name)
     if uses(name, "torch"):
-        import torch
-
-        spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (3,))}
-        actor = module.Actor(SimpleNamespace(**spaces, single_action_space=gym.spaces.Box(low, high)))
-        x, act = torch.from_numpy(obs), actor
-        if not hasattr(actor, "squash"):
+        actor, tensor = module.Actor(SimpleNamespace(**spaces)), module.torch.from_numpy(x)
+        if hasattr(actor, "squash"):
+            actions = actor.squash(tensor)
+        else:
             del actor.layers
-            actor.layers = torch.tanh  # the observation is what the last layer would give
+            actor.layers = lambda obs: tensor.tanh()
+            actions = actor(None)
     else:
-        actor, x = module.Actor(low, high), obs
-        act = partial(actor.apply, {"params": saturating_params()})
-    actions = np.asarray(actor.squash(x) if hasattr(actor, "squash") else act(x))
+        actor = module.Actor(low, high)
+
+        def saturate(bias):  # the last layer has nothing else
+            params = actor.init(module.jax.random.key(0), np.zeros((1, 4)))["params"]
+            last = {"kernel": 0 * params["Dense_2"]["kernel"], "bias": bias}
+            return actor.apply({"params": params | {"Dense_2": last}}, np.zeros((1, 4)))[0]
+
+        actions = actor.squash(x) if hasattr(actor, "squash") else module.jax.vmap(saturate)(x)
+    actions = np.asarray(actions)
     assert (actions >= low).all() and (actions <= high).all()
     np.testing.assert_array_equal(actions[[0, -1]], [low, high])
-    np.testing.assert_allclose(actions, low + (np.tanh(obs) + 1) * (high - low) / 2, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actions, low + (np.tanh(x) + 1) * (high - low) / 2, rtol=1e-5, atol=1e-6)
 
 
 ROBOTS = "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Reacher Swimmer"
