@@ -114,8 +114,17 @@ BAD_SIZES = {
 BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
 BAD_SIZES["apex"] = {"num_actors": (0, "--num-actors"), "buffer_size": (799, "--buffer-size")}
 BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
-
-
+BAD_SIZES["ddpg"] = {
+    "buffer_size": (0, "--buffer-size"),
+    "policy_frequency": (0, "--policy-frequency"),
+    "num_envs": (0, "--num-envs"),
+    "batch_size": (0, "--batch-size"),
+    "total_timesteps": (0, "--total-timesteps"),
+    "checkpoint_freq": (0, "--checkpoint-freq"),
+}
+BAD_SIZES["td3"] = BAD_SIZES["ddpg"]
+BAD_SIZES["sac"] = {"target_network_frequency": (0, "--target-network-frequency"), "utd": (0, "--utd")}
+BAD_SIZES["sac"] |= BAD_SIZES["ddpg"]
 BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
 BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 
