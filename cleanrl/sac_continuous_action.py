@@ -193,7 +193,7 @@ class Actor(nn.Module):
         return mean, -5 + 3.5 * (log_std.tanh() + 1)
 
     def squash(self, x):
-        return self.low + (x.tanh() + 1) * self.scale
+        return self.low.lerp(self.high, (x.tanh() + 1) / 2)  # rounding does not take it out of the bounds
 
     def sample(self, obs):
         mean, log_std = self(obs)
@@ -317,7 +317,7 @@ if __name__ == "__main__":
     args = parse_args()
     if min(args.num_envs, args.batch_size, args.policy_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
         fail("--num-envs, --batch-size, --policy-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < args.num_envs or args.target_network_frequency < 1 or args.utd <= 0:
+    if args.buffer_size < args.num_envs or args.target_network_frequency < 1 or not 0 < args.utd < np.inf:
         fail("--buffer-size must be at least --num-envs, --target-network-frequency at least 1, --utd above 0")
     if args.capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
@@ -472,7 +472,7 @@ if __name__ == "__main__":
         if staged:
             replay.add(chunk)
         due = int(global_step * args.utd) - int((global_step - args.num_envs) * args.utd)
-        for _ in range(due if global_step > args.learning_starts else 0):
+        for _ in range(due if staged and global_step > args.learning_starts else 0):
             gradient_steps += 1
             with_actor = gradient_steps % args.policy_frequency == 0
             updates[with_actor, gradient_steps % args.target_network_frequency == 0]()

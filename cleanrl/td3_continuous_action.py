@@ -183,7 +183,7 @@ class Actor(nn.Module):
         self.register_buffer("scale", (high - low) / 2)
 
     def forward(self, obs):
-        return self.low + (self.layers(obs) + 1) * self.scale
+        return self.low.lerp(self.high, (self.layers(obs) + 1) / 2)  # rounding does not take it out of the bounds
 
 
 class Linears(nn.Module):
@@ -438,7 +438,7 @@ if __name__ == "__main__":
         # Learn: before the environments step, so that a GPU works on it while they do
         if staged:
             replay.add(chunk)
-        for _ in range(args.num_envs if global_step > args.learning_starts else 0):
+        for _ in range(args.num_envs if staged and global_step > args.learning_starts else 0):
             gradient_steps += 1
             with_actor = gradient_steps % args.policy_frequency == 0
             updates[with_actor]()

@@ -102,6 +102,12 @@ def smoke(name, **flags):
     return argv
 
 
+def step_sizes(name, value):
+    """The flags of a file for the step sizes of its optimizers, at one value."""
+    text = script(name).read_text()
+    return {flag: value for flag in ("learning_rate", "policy_lr", "q_lr") if f"    {flag}: float" in text}
+
+
 @functools.cache
 def make_teacher(name, env_id="BreakoutNoFrameskip-v4", num_actions=4):
     """A run folder with the model of an untrained network of a file, kept until the tests end."""

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from conftest import each, environment, family, inspect_run, require_for, script, smoke, uses
+from conftest import each, environment, family, inspect_run, require_for, script, smoke, step_sizes, uses
 
 captured_files = each(lambda name: uses(name, "torch") and "cuda_graph(" in script(name).read_text())
 pytestmark = pytest.mark.cuda
 
 LOSS = {"ppo": "loss", "c51": "loss"} | dict.fromkeys(("dqn", "qdagger", "rainbow", "pqn", "apex"), "td_loss")
+LOSS |= {"ddpg": "qf_loss", "td3": "qf_losses[0]", "sac": "qf_losses[0]"}
 
 # A replayed graph runs no Python, so a hook inside an update would not be called: the losses, sums in a buffer on the
 # device that each update adds to, are recorded where the loop reads them.
@@ -29,8 +30,15 @@ def record(self):
 torch.Tensor.tolist = record
 """
 STATE = """
+def all_weights():
+    names = [name for name in ("weights", "actor_weights", "qf_weights") if name in globals()]
+    return torch.cat([globals()[name].detach() for name in names])
+
+
+if isinstance(globals().get("updates"), (list, dict)):  # one graph for each kind of gradient step: take the whole one
+    update = updates[-1] if isinstance(updates, list) else updates[True, True]
 result["device"] = device.type
-result["weights"] = weights.detach().cpu().numpy()
+result["weights"] = all_weights().cpu().numpy()
 """
 
 
@@ -49,7 +57,7 @@ def test_captured_equals_eager(name, tmp_path):
 
     Rounding differs between the two by the order of sums at most; a small step size keeps actions from flipping.
     """
-    changes = {"learning_rate": 1e-5}
+    changes = step_sizes(name, 1e-5)
     eager = run_on_gpu(name, tmp_path / "eager", "--no-cuda-graphs", before=RECORD, **changes)
     captured = run_on_gpu(name, tmp_path / "captured", "--cuda-graphs", before=RECORD, **changes)
     assert len(eager["losses"]) == len(captured["losses"]) >= 2
@@ -68,10 +76,10 @@ def test_the_seed_decides_on_the_gpu_too(name, tmp_path):
 
 LOOK = """
 torch.cuda.synchronize()
-before = weights.detach().clone()
+before = all_weights()
 update()
 torch.cuda.synchronize()
-result["moved"] = (weights.detach() - before).abs().max().item()
+result["moved"] = (all_weights() - before).abs().max().item()
 
 if "mb_inds" in globals() and "agent" in globals():  # PPO draws actions inside the graph
     draws = []
@@ -102,8 +110,11 @@ with torch.no_grad():
             bias.fill_(0.0)
             atoms = args.n_atoms if "support" in globals() else 1  # the last atom of an action has the highest value
             bias[(1 if sign > 0 else 2) * atoms - 1] = 1e6
+            if hasattr(head, "low"):  # continuous, between bounds
+                bias.fill_(sign * 1000.0)
         act()
-        chosen.append(act_action.float().cpu().numpy().copy())
+        halves = act_action < (head.low + head.high) / 2 if "head" in globals() and hasattr(head, "low") else act_action
+        chosen.append(halves.float().cpu().numpy().copy())
 result["chosen"] = chosen
 """
 

@@ -1,12 +1,17 @@
 """The environments of the continuous files: MuJoCo's, dm_control's, those without MuJoCo, and unusual spaces."""
 
+import re
+import tomllib
 from importlib.util import find_spec
+from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import probe_envs
 import pytest
 from conftest import (
     LINEAGE,
+    ROOT,
     TESTS,
     each_text,
     environment,
@@ -19,6 +24,7 @@ from conftest import (
     script,
     smoke,
 )
+from packaging.requirements import Requirement
 from test_bad_input import hiding, refuse
 
 
@@ -75,6 +81,26 @@ def test_unequal_bounds_and_dict_observations(name, tmp_path):
         assert (np.ptp(shares, axis=0) > 0.3).all(), "later actions cover little of the range of a dimension"
 
 
+@each_text("Actor", which=lambda name: continuous(name) and "class Actor(nn.Module)" in script(name).read_text())
+def test_rounding_leaves_saturated_actions_within_the_bounds(name):
+    """In float32, -0.8 and twice half the way to 1.1 are more than 1.1."""
+    low, high = np.array([[-0.8, -2, 0.1], [1.1, 1, 0.7]], dtype=np.float32)
+    assert low[0] + 2 * ((high[0] - low[0]) / 2) > high[0], "the case does not tell"
+    spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (4,)), "single_action_space": gym.spaces.Box(low, high)}
+    actor = load(name).Actor(SimpleNamespace(**spaces))
+    torch = pytest.importorskip("torch")
+    x = torch.linspace(-20, 20, 401)[:, None].expand(-1, 3)
+    if hasattr(actor, "squash"):
+        actions = actor.squash(x).numpy()
+    else:
+        del actor.layers
+        actor.layers = lambda obs: x.tanh()
+        actions = actor(None).numpy()
+    assert (actions >= low).all() and (actions <= high).all()
+    np.testing.assert_array_equal(actions[[0, -1]], [low, high])
+    np.testing.assert_allclose(actions, low + (np.tanh(x.numpy()) + 1) * (high - low) / 2, rtol=1e-5, atol=1e-6)
+
+
 ROBOTS = "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Reacher Swimmer"
 
 
@@ -89,11 +115,14 @@ def test_mujoco(name, version):
         envs.close()
 
 
-@each_make_env
+@each_actor
 def test_pendulum_needs_no_mujoco(name, tmp_path):
+    """And no transition before the first gradient step but one, where --learning-starts asks for it."""
     require_for(name)
-    without = hiding(tmp_path, "mujoco")
-    run(script(name), *smoke(name, env_id="Pendulum-v1"), cwd=tmp_path, env=without)
+    without, argv = hiding(tmp_path, "mujoco"), smoke(name, env_id="Pendulum-v1")
+    if "--learning-starts" in argv:
+        argv = smoke(name, env_id="Pendulum-v1", learning_starts=-1, total_timesteps=300)
+    run(script(name), *argv, cwd=tmp_path, env=without)
     (tmp_path / "other").mkdir()
     assert "mujoco" in refuse(name, "--env-id", "Hopper-v5", cwd=tmp_path / "other", env=without)
 
@@ -105,6 +134,17 @@ def test_missing_dm_control_names_the_packages(name, monkeypatch):
         monkeypatch.setattr(module, "find_spec", {"shimmy": True, "dm_control": True, missing: None}.get)
         with pytest.raises(ImportError, match="pip install shimmy dm_control==.* mujoco=="):
             module.make_envs("dm_control/cheetah-run-v0", 1, 1)
+
+
+@each_make_env
+def test_the_packages_for_dm_control_are_those_of_the_extra(name):
+    (line,) = re.findall(r"pip install (shimmy .*)\"\)", script(name).read_text())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dm-control"]
+    ranges = {requirement.name: requirement.specifier for requirement in map(Requirement, extras)}
+    for requirement in map(Requirement, line.split()):
+        for pin in requirement.specifier:
+            assert pin.version in ranges[requirement.name]
+        assert requirement.name in ranges
 
 
 needs_dm_control = pytest.mark.skipif(

@@ -8,6 +8,7 @@ DQN = "--env-id CartPole-v1 --total-timesteps 60000 --learning-starts 2000 --exp
 TASKS = {
     "ppo": ("--env-id CartPole-v1 --total-timesteps 100000 --learning-rate 1e-3", 400),
     "ppo_continuous_action": ("--env-id InvertedPendulum-v4 --total-timesteps 100000", 700),
+    "rpo_continuous_action": ("--env-id InvertedPendulum-v4 --total-timesteps 50000", 700),
     "pqn": ("--env-id CartPole-v1 --total-timesteps 100000 --learning-rate 1e-3", 150),
     "dqn": (DQN, 150),
     "dqn_jax": (DQN, 150),

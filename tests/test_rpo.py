@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import inspect_run, load, raw_scalars, require_for, run, run_dir, script, smoke, untimed
+from conftest import environment, inspect_run, load, raw_scalars, require_for, run, run_dir, script, smoke, untimed
 from test_math import continuous_envs
 
 torch = pytest.importorskip("torch")
@@ -68,11 +68,11 @@ calls = []
 evaluate = agent.evaluate
 agent.evaluate = lambda *arguments: calls.append(arguments[2:]) or evaluate(*arguments)
 mb_inds.copy_(torch.arange(minibatch_size))
+optimizer.param_groups[0]["lr"].zero_()
 ratios = []
 for _ in range(2):
-    optimizer.param_groups[0]["lr"].zero_()
     update()
-    ratios.append(ratio.detach().numpy().copy())
+    ratios.append(ratio.detach().cpu().numpy().copy())
 result |= {"calls": calls, "ratios": ratios}
 """
 
@@ -82,6 +82,16 @@ def test_only_the_update_is_noisy(tmp_path):
     require_for(NAME)
     got = inspect_run(script(NAME), *smoke(NAME, rpo_alpha=ALPHA), cwd=tmp_path, after=SCORE)
     assert got["calls"] == [(ALPHA,)] * 2
+    assert (got["ratios"][0] != got["ratios"][1]).all()
+
+
+@pytest.mark.cuda
+def test_a_captured_update_draws_fresh_noise(tmp_path):
+    """A replayed graph runs no Python: the two replays call nothing, but have other ratios."""
+    require_for(NAME)
+    argv = smoke(NAME, rpo_alpha=ALPHA)
+    got = inspect_run(script(NAME), *argv, cwd=tmp_path, after=SCORE, env=environment(gpu=True))
+    assert got["calls"] == []
     assert (got["ratios"][0] != got["ratios"][1]).all()
 
 
