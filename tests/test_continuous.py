@@ -439,16 +439,16 @@ def compare(state, oracle):
     for key, layers in state["nets"].items():
         for i, (got, expected) in enumerate(zip(layers, oracle.nets[key], strict=True)):
             step = oracle.rates[key.removeprefix("target_")]
-            assert_close(got, expected, 0.03 * step, 1e-4, f"{key}, layer {i // 2}")
+            assert_close(got, expected, 0.005 * step, 1e-5, f"{key}, layer {i // 2}")
     for key, (*moments, count) in state["adam"].items():
         assert count == oracle.adam[key][2], f"gradient steps of {key}"
         for order, (got, expected) in enumerate(zip(moments, oracle.adam[key])):
             for i, (x, y) in enumerate(zip(got, expected, strict=True)):
-                assert_close(x, y, 2e-3 * y.abs().max().item(), 1e-2, f"moment {order + 1} of {key}, layer {i // 2}")
+                assert_close(x, y, 5e-4 * y.abs().max().item(), 1e-3, f"moment {order + 1} of {key}, layer {i // 2}")
     if "log_alpha" in state:
-        assert float(state["log_alpha"]) == pytest.approx(float(oracle.log_alpha), rel=1e-3, abs=1e-6)
+        assert float(state["log_alpha"]) == pytest.approx(float(oracle.log_alpha), rel=1e-4, abs=1e-6)
     for got, expected in zip(state.get("qf_grad", []), oracle.qf_gradient):
-        assert_close(got, expected, 1e-3 * expected.abs().max().item(), 1e-2, "the critic's gradient after the actor's")
+        assert_close(got, expected, 5e-4 * expected.abs().max().item(), 1e-3, "the critic's gradient after the actor's")
 
 
 @each(continuous_control)
@@ -460,6 +460,8 @@ def test_a_run_step_by_step(name, tmp_path):
     got = inspect_run(script(name), *argv, cwd=tmp_path, before=before, after=ROWS)
     steps = got["steps"]
     assert [step["global_step"] for step in steps] == list(range(0, 69, 3))
+    for kernel in steps[-1]["nets"]["qf"][::2]:
+        assert kernel.ndim == 2 or all((first != kernel[0]).mean() > 0.5 for first in kernel[1:]), "critics are alike"
     check_clock(steps, flags)
     check_transitions(got)
     check_actions(name, steps, flags)
@@ -501,7 +503,7 @@ def check_actions(name, steps, flags):
             late.append(step["actions"])
             if re.fullmatch(r"(ddpg|td3|sac)_continuous_action(_jax)?", name):
                 expected = Oracle(name, last, flags).act(step["obs"], noise)
-                np.testing.assert_allclose(step["actions"], expected, rtol=1e-3, atol=1e-4)
+                np.testing.assert_allclose(step["actions"], expected, rtol=1e-4, atol=1e-5)
     late, noises = np.concatenate(late), np.concatenate(noises)
     assert len(np.unique(noises)) == noises.size == 72, "noise is shared or repeated"
     assert (late >= LOW - 1e-6).all() and (late <= HIGH + 1e-6).all()
@@ -529,6 +531,6 @@ def check_updates(name, steps, flags):
             oracle.update(rows[indices], noises)
             with_actor += oracle.gradient_steps % 3 == 0
         compare(step, oracle)
-        np.testing.assert_allclose(step["losses"] - last["losses"], oracle.losses, rtol=1e-2, atol=1e-3)
+        np.testing.assert_allclose(step["losses"] - last["losses"], oracle.losses, rtol=2e-3, atol=1e-4)
     assert with_actor > 5
     assert not clipped or 0 < np.mean(clipped) < 1, "the case does not tell clipped noise"
