@@ -297,9 +297,17 @@ else:
 result |= {"rows": rows.reshape(-1, chunk.shape[-1]), "chunk": chunk[0], "args": vars(args)}
 """
 FLAGS = """--env-id probe_envs:OwnBounds-v0 --num-envs 3 --buffer-size 32 --learning-starts 31 --total-timesteps 69
-    --batch-size 16 --gamma 0.9 --tau 0.3 --policy-frequency 3"""
+    --batch-size 16 --gamma 0.9 --policy-frequency 3"""
 RATES = {"learning_rate": 0.01, "policy_lr": 0.003, "q_lr": 0.01}  # large, so that a few steps move what they should
-MORE = {"target_network_frequency": 2, "utd": 0.5, "exploration_noise": 0.7, "policy_noise": 0.5, "noise_clip": 0.6}
+MORE = {
+    "tau": 0.3,
+    "q_hidden": 32,
+    "target_network_frequency": 2,
+    "utd": 0.5,
+    "exploration_noise": 0.7,
+    "policy_noise": 0.5,
+    "noise_clip": 0.6,
+}
 
 
 @functools.cache

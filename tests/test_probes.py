@@ -76,11 +76,11 @@ def test_values_and_actions(name, tmp_path):
     """All probes in one process; the values and actions that were found for them, next to the right ones."""
     require_for(name)
     observations = {probe: list(cases) for probe, cases in (VALUES | ACTIONS).items()}
-    kind = LINEAGE[name]["probes"]
-    common = FLAGS.get(first := name.split("_")[0]) or FLAGS[family(name)]
+    kind, first = LINEAGE[name]["probes"], name.split("_")[0]
+    flags = FLAGS.get(first, FLAGS[family(name)])
     argvs = [
         ["--env-id", f"probe_envs:{probe}{kind.capitalize()}-v0", "--gamma", GAMMA]
-        + FLAGS.get(f"{first} {probe}", common).split()
+        + FLAGS.get(f"{first} {probe}", flags).split()
         for probe in observations
     ]
     results = inspect_runs(script(name), argvs, cwd=tmp_path, after=LOOK.replace("OBSERVATIONS", repr(observations)))
