@@ -392,8 +392,8 @@ if __name__ == "__main__":
 
         # Learn: before the environments step, so that a GPU works on it while they do
         if staged:
-            updates = args.num_envs if global_step > args.learning_starts else 0
-            learner, chunks_added = learn(learner, chunk.copy(), chunks_added, updates), chunks_added + 1
+            due = args.num_envs if global_step > args.learning_starts else 0
+            learner, chunks_added = learn(learner, chunk.copy(), chunks_added, due), chunks_added + 1
 
         # Step
         next_obs, reward, terminated, truncated, infos = envs.step(actions)

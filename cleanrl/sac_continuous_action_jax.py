@@ -442,8 +442,8 @@ if __name__ == "__main__":
         # Learn: before the environments step, so that a GPU works on it while they do
         if staged:
             due = int(global_step * args.utd) - int((global_step - args.num_envs) * args.utd)
-            updates = due if global_step > args.learning_starts else 0
-            learner, chunks_added = learn(learner, chunk.copy(), chunks_added, updates), chunks_added + 1
+            due = due if global_step > args.learning_starts else 0
+            learner, chunks_added = learn(learner, chunk.copy(), chunks_added, due), chunks_added + 1
 
         # Step
         next_obs, reward, terminated, truncated, infos = envs.step(actions)

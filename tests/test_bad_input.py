@@ -146,6 +146,9 @@ BAD_SIZES["ddpg"] = {
 BAD_SIZES["td3"] = BAD_SIZES["ddpg"]
 BAD_SIZES["sac"] = {"target_network_frequency": (0, "--target-network-frequency"), "utd": (0, "--utd")}
 BAD_SIZES["sac"] |= BAD_SIZES["ddpg"]
+BAD_SIZES["sac"] |= {"dropout_rate": (1, "--dropout-rate")}  # of DroQ, and then of TQC
+BAD_SIZES["sac"] |= {"n_critics": (0, "--n-critics"), "n_quantiles": (2, "--n-quantiles")}
+BAD_SIZES["sac"] |= {"top_quantiles_to_drop_per_net": (-1, "--top-quantiles-to-drop-per-net")}
 BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
 BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 

@@ -224,12 +224,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 result["{loss}"] = []
 
 
-def record(*_):
+def record(optimizer, *_):
     frame = sys._getframe()
-    while "{loss}" not in frame.f_globals:
+    while "open_run" not in frame.f_globals:
         frame = frame.f_back
-    step, value = frame.f_globals["global_step"], frame.f_globals["{loss}"].item()
-    result["{loss}"].append((step, value))
+    names = frame.f_globals
+    if optimizer is names.get("actor_optimizer", optimizer):
+        # where learning comes before the environments step, it belongs to the step that they are about to make
+        step = names["global_step"] + (names["args"].num_envs if {{"actor_optimizer", "staged"}} <= names.keys() else 0)
+        result["{loss}"].append((step, names["{loss}"].item()))
 
 
 register_optimizer_step_post_hook(record)

@@ -29,13 +29,20 @@ class Task:
     steps: int
     skip: int
     bar: float  # ratio to reach
+    flags: str = ""  # of our file, where the task is not its default
 
 
+TD3 = "--env-id HalfCheetah-v4 --learning-starts 1000"
+SAC = f"{TD3} --policy-frequency 1"  # the peers update the actor once with each step of the critics
 TASKS = {
     "ppo": Task("ppo", "sb3_ppo", steps=100_000, skip=20_000, bar=2.0),
     "ppo_continuous_action": Task("ppo_continuous_action", "sb3_ppo_continuous_action", 40_000, skip=8_000, bar=2.0),
     "dqn": Task("dqn", "sb3_dqn", steps=60_000, skip=12_000, bar=1.8),
     "dqn_jax": Task("dqn_jax", "sbx_dqn", steps=60_000, skip=12_000, bar=2.5),
+    "sac_continuous_action": Task("sac_continuous_action", "sb3_sac", 4_000, skip=2_000, bar=1.3, flags=SAC),
+    "td3_continuous_action": Task("td3_continuous_action", "sb3_td3", 4_000, skip=2_000, bar=1.3, flags=TD3),
+    "sac_continuous_action_jax": Task("sac_continuous_action_jax", "sbx_sac", 4_000, skip=2_000, bar=1.1, flags=SAC),
+    "td3_continuous_action_jax": Task("td3_continuous_action_jax", "sbx_td3", 4_000, skip=2_000, bar=1.1, flags=TD3),
     "c51": Task("c51", "c51_looped", steps=30_000, skip=12_000, bar=3.0),
     "c51_sums": Task("c51", "c51_looped_sums", steps=30_000, skip=12_000, bar=1.0),
 }
@@ -60,8 +67,8 @@ def our_rate(task, seed, change=lambda text: text):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{task.script}.py")
         path.write_text(change((ROOT / "cleanrl" / path.name).read_text()))
-        env = os.environ | {"PYTHONWARNINGS": "ignore"}
-        command = [sys.executable, path, "--total-timesteps", str(task.steps), "--seed", str(seed)]
+        env = os.environ | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, path, "--total-timesteps", str(task.steps), "--seed", str(seed), *task.flags.split()]
         subprocess.run(command, cwd=folder, env=env, capture_output=True, check=True)
         return rate_of_run(next(Path(folder, "runs").iterdir()), task.skip)
 

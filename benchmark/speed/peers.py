@@ -54,6 +54,48 @@ def sbx_dqn(seed):
     return DQN("MlpPolicy", gym.make("CartPole-v1"), seed=seed, **DQN_SETTINGS)
 
 
+CONTINUOUS_SETTINGS = dict(
+    buffer_size=1_000_000,
+    learning_starts=1_000,
+    batch_size=256,
+    train_freq=1,
+    gradient_steps=1,
+    policy_kwargs={"net_arch": [256, 256]},
+)
+
+
+def sb3_sac(seed):
+    from stable_baselines3 import SAC
+
+    return SAC("MlpPolicy", gym.make("HalfCheetah-v4"), seed=seed, device="cpu", **CONTINUOUS_SETTINGS)
+
+
+def sbx_sac(seed):
+    from sbx import SAC
+
+    return SAC("MlpPolicy", gym.make("HalfCheetah-v4"), seed=seed, qf_learning_rate=1e-3, **CONTINUOUS_SETTINGS)
+
+
+def td3_settings():
+    import numpy as np
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    noise = NormalActionNoise(np.zeros(6), 0.1 * np.ones(6))
+    return CONTINUOUS_SETTINGS | {"learning_rate": 3e-4, "action_noise": noise}
+
+
+def sb3_td3(seed):
+    from stable_baselines3 import TD3
+
+    return TD3("MlpPolicy", gym.make("HalfCheetah-v4"), seed=seed, device="cpu", **td3_settings())
+
+
+def sbx_td3(seed):
+    from sbx import TD3
+
+    return TD3("MlpPolicy", gym.make("HalfCheetah-v4"), seed=seed, **td3_settings())
+
+
 def main(peer: str, steps: int, skip: int, seed: int = 1):
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
