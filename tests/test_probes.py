@@ -17,8 +17,9 @@ FLAGS = {
 FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
 FLAGS["sac"] = FLAGS["ddpg"] + "--policy-lr 0.001 --q-lr 0.001 --no-autotune --alpha 0.001"  # next to no entropy
+FLAGS["droq"] = FLAGS["sac"] + " --utd 1 --policy-frequency 1"
 # more steps: at observation 0 layer normalisation leaves of the action, where all biases are zero, only its sign
-FLAGS["droq"] = FLAGS["sac"] + " --utd 4 --policy-frequency 2"
+FLAGS["droq ActionReward"] = FLAGS["sac"] + " --utd 4 --policy-frequency 2"
 FLAGS["td3"] = FLAGS["ddpg"] = FLAGS["ddpg"] + "--learning-rate 0.001 --policy-frequency 4"
 # where all observations are one or two numbers, the units of normalised layers move alike and far with each step, and
 # running statistics lag behind: small steps. To an actor that sees the same number always, only biases are left.
