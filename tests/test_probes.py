@@ -20,7 +20,8 @@ FLAGS["sac"] = FLAGS["ddpg"] + "--policy-lr 0.001 --q-lr 0.001 --no-autotune --a
 FLAGS["droq"] = FLAGS["sac"] + " --utd 1 --policy-frequency 1"
 # more steps: at observation 0 layer normalisation leaves of the action, where all biases are zero, only its sign
 FLAGS["droq ActionReward"] = FLAGS["sac"] + " --utd 4 --policy-frequency 2"
-FLAGS["td3"] = FLAGS["ddpg"] = FLAGS["ddpg"] + "--learning-rate 0.001 --policy-frequency 4"
+# more steps, each with the actor: at observation 0 Flax's biases of zero leave an actor only its last ones to learn
+FLAGS["td3"] = FLAGS["ddpg"] = FLAGS["ddpg"].replace("700", "1000") + "--learning-rate 0.001 --policy-frequency 1"
 # where all observations are one or two numbers, the units of normalised layers move alike and far with each step, and
 # running statistics lag behind: small steps. To an actor that sees the same number always, only biases are left.
 FLAGS["crossq"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 64 --q-hidden 64 --utd 4 "
