@@ -207,7 +207,8 @@ class Actor(nn.Module):
         return mean, -5 + 3.5 * (nn.tanh(log_std) + 1)
 
     def squash(self, x):
-        return self.low + (nn.tanh(x) + 1) * self.scale
+        action = self.low + (nn.tanh(x) + 1) * self.scale
+        return jnp.clip(action, self.low, self.high)  # rounding does not take it out of the bounds
 
     def sample(self, params, obs, key):
         mean, log_std = self.apply(params, obs)
@@ -277,7 +278,7 @@ if __name__ == "__main__":
     args = parse_args()
     if min(args.num_envs, args.batch_size, args.policy_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
         fail("--num-envs, --batch-size, --policy-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < args.num_envs or args.target_network_frequency < 1 or args.utd <= 0:
+    if args.buffer_size < args.num_envs or args.target_network_frequency < 1 or not 0 < args.utd < np.inf:
         fail("--buffer-size must be at least --num-envs, --target-network-frequency at least 1, --utd above 0")
     if args.capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported

@@ -198,7 +198,8 @@ class Actor(nn.Module):
     def __call__(self, obs):
         hidden = nn.relu(nn.Dense(256)(obs))
         hidden = nn.relu(nn.Dense(256)(hidden))
-        return self.low + (nn.tanh(nn.Dense(len(self.low))(hidden)) + 1) * self.scale
+        action = self.low + (nn.tanh(nn.Dense(len(self.low))(hidden)) + 1) * self.scale
+        return jnp.clip(action, self.low, self.high)  # rounding does not take it out of the bounds
 
 
 class QNetwork(nn.Module):

@@ -58,6 +58,11 @@ def family(name):
     return name.split("_")[0]
 
 
+def continuous_control(name):
+    """Whether a file is of the actors and critics that learn bounded continuous actions from replay."""
+    return family(name) in ("ddpg", "td3", "sac") and LINEAGE[name].get("probes") == "continuous"
+
+
 def script(name):
     return ROOT / "cleanrl" / f"{name}.py"
 
@@ -237,34 +242,44 @@ def run(path, *argv, cwd, env=None, code=0, timeout=300):
 
 
 DRIVER = """
-import inspect, pickle, runpy, sys
+import inspect, json, pickle, runpy, sys
 
-path, out, before, after, *argv = sys.argv[1:]
-sys.argv = [path, *argv]
-result = {}
-exec(before)
-copy = runpy.run_path(path, run_name="__main__")
-# the live globals, which `update` and the like write to, rather than runpy's copy of them
-live = next(f for f in copy.values() if inspect.isfunction(f) and f.__code__.co_filename == path).__globals__
-live["result"] = result
-exec(after, live)
+path, out, before, after, command_lines = sys.argv[1:]
+results = []
+for argv in json.loads(command_lines):
+    sys.argv = [path, *argv]
+    result = {}
+    exec(before)
+    copy = runpy.run_path(path, run_name="__main__")
+    # the live globals, which `update` and the like write to, rather than runpy's copy of them
+    live = next(f for f in copy.values() if inspect.isfunction(f) and f.__code__.co_filename == path).__globals__
+    live["result"] = result
+    exec(after, live)
+    results.append(result)
 with open(out, "wb") as file:
-    pickle.dump(result, file)
+    pickle.dump(results, file)
 """
 
 
-def inspect_run(path, *argv, cwd, before="", after="", env=None, timeout=300):
+def inspect_run(path, *argv, **options):
     """Run a script with runpy, then the code `after` in its globals; returns the dictionary `result` that it filled.
 
     The code `before` runs first, in a namespace of its own that shares `result`.
     """
-    command = [*python(path), "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, *map(str, argv)]
+    (result,) = inspect_runs(path, [argv], **options)
+    return result
+
+
+def inspect_runs(path, command_lines, cwd, before="", after="", env=None, timeout=300):
+    """As `inspect_run`, for several command lines one after the other in one process, which starts and imports once."""
+    argvs = json.dumps([list(map(str, argv)) for argv in command_lines])
+    command = [*python(path), "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, argvs]
     done = subprocess.run(
         command, cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=timeout, check=False
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     with open(cwd / "result.pickle", "rb") as file:
-        return pickle.load(file) | {"stdout": done.stdout, "stderr": done.stderr}
+        return [result | {"stdout": done.stdout, "stderr": done.stderr} for result in pickle.load(file)]
 
 
 def run_dir(cwd):

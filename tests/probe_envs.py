@@ -127,8 +127,41 @@ class Image(ConstantReward):
         return np.zeros((8, 8, 3), dtype=np.uint8), 1.0, True, False, {}
 
 
+class Unbounded(ConstantReward):
+    """Actions without bounds, where they are continuous."""
+
+    def __init__(self, continuous, render_mode=None):
+        super().__init__(continuous, render_mode)
+        if continuous:
+            self.action_space = gym.spaces.Box(-np.inf, np.inf, (1,), dtype=np.float32)
+
+
+class OwnBounds(gym.Env):
+    """Two actions with bounds of their own; episodes terminate at random, or are cut off after 4 steps."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), dtype=np.float32)
+    action_space = gym.spaces.Box(np.array([-2, 0.5], np.float32), np.array([1, 4], np.float32))
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def look(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.time += 1
+        terminated = bool(self.np_random.random() < 0.2)
+        return self.look(), float(action[0] * action[1]) - 1, terminated, self.time == 4, {}
+
+
+gym.register("OwnBounds-v0", OwnBounds)
 VALUE_PROBES = [ConstantReward, ObservationReward, Discounting, TruncationOnly, TruncationState]
-for kind in [*VALUE_PROBES, ActionReward, ObservationAction, NanReward, Image]:
+for kind in [*VALUE_PROBES, ActionReward, ObservationAction, NanReward, Image, Unbounded]:
     for suffix in ("Discrete", "Continuous"):
         gym.register(f"{kind.__name__}{suffix}-v0", kind, kwargs={"continuous": suffix == "Continuous"})
 

@@ -1,8 +1,10 @@
 """Bad input gets one clear line, exit code 2 and no folder; a non-finite loss ends a run and spares its checkpoint."""
 
 import os
+import pickle
 import re
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -11,17 +13,20 @@ from conftest import (
     LINEAGE,
     ROOT,
     TESTS,
+    continuous_control,
     default,
     each,
     each_text,
     environment,
     family,
     load,
+    python,
     require_for,
     run,
     run_dir,
     script,
     smoke,
+    step_sizes,
     uses,
 )
 
@@ -58,6 +63,44 @@ def refuse(name, *argv, cwd, env=None):
     return lines[0]
 
 
+REFUSE = """
+import contextlib, io, pickle, runpy, sys
+
+path, out = sys.argv[1:]
+with open(out, "rb") as file:
+    cases = pickle.load(file)
+results = []
+for argv in cases:
+    sys.argv, stderr, code = [path, *argv], io.StringIO(), 0
+    try:
+        with contextlib.redirect_stderr(stderr):
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        code = error.code
+    results.append((code, stderr.getvalue()))
+with open(out, "wb") as file:
+    pickle.dump(results, file)
+"""
+
+
+def refuse_all(name, cases, cwd):
+    """As `refuse`, for a list of command lines in one process, which imports what the file needs only once."""
+    require_for(name)
+    out = cwd / "refusals.pickle"
+    out.write_bytes(pickle.dumps([list(map(str, argv)) for argv in cases]))
+    command = [*python(script(name)), "-c", REFUSE, str(script(name)), str(out)]
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = []
+    for argv, (code, stderr) in zip(cases, pickle.loads(out.read_bytes()), strict=True):
+        assert code == 2, f"{argv}: exit code {code}"
+        (line,) = (line for line in stderr.splitlines() if line.strip())
+        assert line.startswith(f"{name}.py: "), line
+        lines.append(line)
+    assert not (cwd / "runs").exists()
+    return lines
+
+
 @each_text("make_env", "make_envs", "SameStepEnvPool")
 def test_unknown_environment_names_a_near_match(name, tmp_path):
     known, version = default(name, "env_id").rsplit("-", 1)
@@ -68,28 +111,6 @@ def test_unknown_environment_names_a_near_match(name, tmp_path):
 @each_text("make_env", "make_envs", "SameStepEnvPool")
 def test_unknown_module_of_an_environment(name, tmp_path):
     assert "no_such_module" in refuse(name, "--env-id", "no_such_module:Env-v0", cwd=tmp_path)
-
-
-@each_text("make_env", "make_envs", "SameStepEnvPool")
-def test_wrong_space_names_the_file_that_handles_it(name, tmp_path):
-    probes = LINEAGE[name].get("probes")
-    wrong = {
-        "discrete": ["probe_envs:ConstantRewardContinuous-v0", "probe_envs:ImageDiscrete-v0"],
-        "continuous": ["probe_envs:ConstantRewardDiscrete-v0", "probe_envs:ImageContinuous-v0"],
-        None: ["CartPole-v1"],
-    }
-    for env_id in wrong[probes]:
-        line = refuse(name, "--env-id", env_id, cwd=tmp_path)
-        files = re.findall(r"\b(\w+)\.py\b", line.removeprefix(f"{name}.py: "))
-        assert files and name not in files
-        for file in files:
-            assert (ROOT / "cleanrl" / f"{file}.py").exists(), line
-        if "Image" in env_id:
-            assert "probes" not in LINEAGE[files[0]]
-        elif "Continuous" in env_id:
-            assert LINEAGE[files[0]]["probes"] == "continuous"
-        else:
-            assert LINEAGE[files[0]]["probes"] == "discrete"
 
 
 BAD_SIZES = {
@@ -125,19 +146,43 @@ BAD_SIZES["ddpg"] = {
 BAD_SIZES["td3"] = BAD_SIZES["ddpg"]
 BAD_SIZES["sac"] = {"target_network_frequency": (0, "--target-network-frequency"), "utd": (0, "--utd")}
 BAD_SIZES["sac"] |= BAD_SIZES["ddpg"]
+BAD_SIZES["sac"] |= {"q_hidden": (0, "--q-hidden")}  # of CrossQ
+BAD_SIZES["sac"] |= {"dropout_rate": (1, "--dropout-rate")}  # of DroQ, and then of TQC
+BAD_SIZES["sac"] |= {"n_critics": (0, "--n-critics"), "n_quantiles": (2, "--n-quantiles")}
+BAD_SIZES["sac"] |= {"top_quantiles_to_drop_per_net": (-1, "--top-quantiles-to-drop-per-net")}
 BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
 BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 
 
-def bad_sizes(name):
-    """All of a family's for its root, one for the others, whose text of this part is the same."""
-    return list(BAD_SIZES[family(name)])[: None if family(name) == name else 1]
+def wrong_spaces(name):
+    """Environments whose spaces a file does not handle, and the kind of probes of the file that it names instead."""
+    wrong = {
+        "discrete": {"probe_envs:ConstantRewardContinuous-v0": "continuous", "probe_envs:ImageDiscrete-v0": None},
+        "continuous": {"probe_envs:ConstantRewardDiscrete-v0": "discrete", "probe_envs:ImageContinuous-v0": None},
+        None: {"CartPole-v1": "discrete"},
+    }[LINEAGE[name].get("probes")]
+    if continuous_control(name):  # PPO's actions have no bounds
+        wrong["probe_envs:UnboundedContinuous-v0"] = "continuous"
+    return wrong
 
 
-@pytest.mark.parametrize("name, flag", [(name, flag) for name in FILES for flag in bad_sizes(name)])
-def test_bad_sizes(name, flag, tmp_path):
-    value, named = BAD_SIZES[family(name)][flag]
-    assert named in refuse(name, *smoke(name, **{flag: value}), cwd=tmp_path)
+@each()
+def test_bad_sizes_and_wrong_spaces(name, tmp_path):
+    bad = {flag: pair for flag, pair in BAD_SIZES[family(name)].items() if f"    {flag}: " in script(name).read_text()}
+    spaces = wrong_spaces(name)
+    assert bad
+    cases = [smoke(name, **{flag: value}) for flag, (value, _) in bad.items()]
+    cases += [["--env-id", env_id] for env_id in spaces]
+    lines = refuse_all(name, cases, tmp_path)
+    for line, (_, named) in zip(lines, bad.values()):
+        assert named in line
+    for line, kind in zip(lines[len(bad) :], spaces.values(), strict=True):
+        files = re.findall(r"\b(\w+)\.py\b", line.removeprefix(f"{name}.py: "))
+        assert files and name not in files
+        for file in files:
+            assert (ROOT / "cleanrl" / f"{file}.py").exists(), line
+        assert LINEAGE[files[0]].get("probes") == kind
+        assert not (continuous_control(name) and continuous_control(files[0])), "it has the same bounds"
 
 
 @each_text("FrameReplay", which=lambda name: "jnp.int32" in script(name).read_text())
@@ -222,7 +267,7 @@ def assert_stops_on_non_finite_loss(name, argv, cwd):
 
 @each()
 def test_non_finite_loss(name, tmp_path):
-    assert_stops_on_non_finite_loss(name, smoke(name, learning_rate="inf", checkpoint_freq=1), tmp_path)
+    assert_stops_on_non_finite_loss(name, smoke(name, checkpoint_freq=1, **step_sizes(name, "inf")), tmp_path)
 
 
 @each(lambda name: family(name) in ("ppo", "pqn"))

@@ -23,6 +23,7 @@ from conftest import (
     run_dir,
     script,
     smoke,
+    uses,
 )
 from packaging.requirements import Requirement
 from test_bad_input import hiding, refuse
@@ -87,18 +88,28 @@ def test_rounding_leaves_saturated_actions_within_the_bounds(name):
     low, high = np.array([[-0.8, -2, 0.1], [1.1, 1, 0.7]], dtype=np.float32)
     assert low[0] + 2 * ((high[0] - low[0]) / 2) > high[0], "the case does not tell"
     spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (4,)), "single_action_space": gym.spaces.Box(low, high)}
-    actor = load(name).Actor(SimpleNamespace(**spaces))
-    torch = pytest.importorskip("torch")
-    x = torch.linspace(-20, 20, 401)[:, None].expand(-1, 3)
-    if hasattr(actor, "squash"):
-        actions = actor.squash(x).numpy()
+    x, module = np.linspace(-20, 20, 401, dtype=np.float32)[:, None].repeat(3, axis=1), load(name)
+    if uses(name, "torch"):
+        actor, tensor = module.Actor(SimpleNamespace(**spaces)), module.torch.from_numpy(x)
+        if hasattr(actor, "squash"):
+            actions = actor.squash(tensor)
+        else:
+            del actor.layers
+            actor.layers = lambda obs: tensor.tanh()
+            actions = actor(None)
     else:
-        del actor.layers
-        actor.layers = lambda obs: x.tanh()
-        actions = actor(None).numpy()
+        actor = module.Actor(low, high)
+
+        def saturate(bias):  # the last layer has nothing else
+            params = actor.init(module.jax.random.key(0), np.zeros((1, 4)))["params"]
+            last = {"kernel": 0 * params["Dense_2"]["kernel"], "bias": bias}
+            return actor.apply({"params": params | {"Dense_2": last}}, np.zeros((1, 4)))[0]
+
+        actions = actor.squash(x) if hasattr(actor, "squash") else module.jax.vmap(saturate)(x)
+    actions = np.asarray(actions)
     assert (actions >= low).all() and (actions <= high).all()
     np.testing.assert_array_equal(actions[[0, -1]], [low, high])
-    np.testing.assert_allclose(actions, low + (np.tanh(x.numpy()) + 1) * (high - low) / 2, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actions, low + (np.tanh(x) + 1) * (high - low) / 2, rtol=1e-5, atol=1e-6)
 
 
 ROBOTS = "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Reacher Swimmer"

@@ -224,12 +224,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 result["{loss}"] = []
 
 
-def record(*_):
+def record(optimizer, *_):
     frame = sys._getframe()
-    while "{loss}" not in frame.f_globals:
+    while "open_run" not in frame.f_globals:
         frame = frame.f_back
-    step, value = frame.f_globals["global_step"], frame.f_globals["{loss}"].item()
-    result["{loss}"].append((step, value))
+    names = frame.f_globals
+    if optimizer is names.get("actor_optimizer", optimizer):
+        # where learning comes before the environments step, it belongs to the step that they are about to make
+        step = names["global_step"] + (names["args"].num_envs if {{"actor_optimizer", "staged"}} <= names.keys() else 0)
+        result["{loss}"].append((step, names["{loss}"].item()))
 
 
 register_optimizer_step_post_hook(record)
@@ -243,6 +246,7 @@ def test_logged_losses_are_means_over_the_update(name, tmp_path):
         "ppo": ("v_loss", "losses/value_loss"),
         "c51": ("loss", "losses/loss"),
         "qdagger": ("distill_loss", "losses/distill_loss"),
+        **dict.fromkeys(("ddpg", "td3", "sac"), ("actor_loss", "losses/actor_loss")),
     }.get(family(name), ("td_loss", "losses/td_loss"))
     got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
     logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
@@ -408,7 +412,8 @@ def follow_step(self, actions):
     for i in range(self.num_envs):
         over = out[2][i] or out[3][i]
         after = out[4]["final_obs"][i] if over else out[0][i]
-        result["seen"].append(np.array([*last[i], *after, actions[i], out[1][i], out[2][i]], dtype=np.float32))
+        row = [*last[i], *after, *np.ravel(actions[i]), out[1][i], out[2][i]]
+        result["seen"].append(np.array(row, dtype=np.float32))
     last = np.array(out[0])
     return out
 

@@ -55,7 +55,8 @@ def test_smoke(name, tmp_path):
         assert result["compiled"] == 2, "what `learn` takes and what it returns are not of the same types"
     assert result["global_step"] == smoke_total(name)
     assert result["actions"].shape == result["action_shape"]
-    assert {"args", "envs", "writer", "optimizer" if torch else "args"} <= set(result["globals"])
+    assert {"args", "envs", "writer"} <= set(result["globals"])
+    assert not torch or any(key.endswith("optimizer") for key in result["globals"])
 
     last = result["stdout"].strip().splitlines()[-1]
     assert str(folder.relative_to(tmp_path)) in last and "tensorboard --logdir" in last

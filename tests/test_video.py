@@ -1,10 +1,22 @@
 """--capture-video films several stages of training, and a resumed run keeps the films of its first part."""
 
 import pytest
-from conftest import LINEAGE, each, each_text, family, require, require_for, run, run_dir, script, smoke
+from conftest import (
+    LINEAGE,
+    continuous_control,
+    each,
+    each_text,
+    family,
+    require,
+    require_for,
+    run,
+    run_dir,
+    script,
+    smoke,
+)
 
 VIDEO_ENV = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}  # these render fast
-TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048}
+TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048} | dict.fromkeys(("ddpg", "td3", "sac"), 1900)
 FILMING = each_text("make_env", "record_video", "record_game")  # one file for each way of filming
 
 
@@ -21,7 +33,10 @@ def test_films_of_several_stages(name, tmp_path):
     argv = [*smoke(name), "--capture-video"]
     if "probes" in LINEAGE[name]:
         env_id = VIDEO_ENV[LINEAGE[name]["probes"]]
-        argv = [*smoke(name, env_id=env_id, num_envs=1, total_timesteps=TOTAL[family(name)]), "--capture-video"]
+        flags = {"env_id": env_id, "num_envs": 1, "total_timesteps": TOTAL[family(name)]}
+        if continuous_control(name):  # the third film is of the ninth episode, each of 200 steps
+            flags["learning_starts"] = 1700
+        argv = [*smoke(name, **flags), "--capture-video"]
     run(script(name), *argv, cwd=tmp_path)
     first = films(tmp_path)
     assert len(first) >= 3
