@@ -346,7 +346,7 @@ if __name__ == "__main__":
     actor_params = actor.init(actor_key, jnp.zeros((1, obs_dim)))
     qf_params = qf.init(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
     target_entropy = -float(action_dim)
-    log_alpha = jnp.log(jnp.array(1.0 if args.autotune else args.alpha))
+    log_alpha = jnp.log(jnp.float32(1 if args.autotune else args.alpha))
     adam = partial(optax.adam, b1=0.5)
     actor_optimizer, qf_optimizer, alpha_optimizer = map(adam, (args.policy_lr, args.q_lr, args.q_lr))
 

@@ -38,6 +38,7 @@ result |= {"args": vars(args), "global_step": global_step, "globals": sorted(glo
 observation, _ = eval_envs.reset(seed=3)
 result["actions"] = load_policy(run_dir, eval_envs, globals().get("device"))(observation)
 result["action_shape"] = (10, *eval_envs.single_action_space.shape)
+result["compiled"] = getattr(globals().get("learn"), "_cache_size", int)()
 """
 
 
@@ -50,6 +51,8 @@ def test_smoke(name, tmp_path):
     result = inspect_run(copy, *argv, cwd=tmp_path, before=COUNT_UPDATES if torch else "", after=STATE, env=alone)
     folder = run_dir(tmp_path)
     assert not torch or result["updates"] >= 2
+    if "static_argnums" in script(name).read_text():  # once without and once with gradient steps
+        assert result["compiled"] == 2, "what `learn` takes and what it returns are not of the same types"
     assert result["global_step"] == smoke_total(name)
     assert result["actions"].shape == result["action_shape"]
     assert {"args", "envs", "writer"} <= set(result["globals"])
