@@ -281,7 +281,7 @@ def follow_learning(self, actions):
     seen["draws"] = draws[:]
     draws.clear()
     result["steps"].append(seen)
-    if {more}:
+    if at["global_step"] == 57 and not uses_jax and "utd" in vars(at["args"]):  # JAX would compile once more
         at["args"].utd = 2.0
     return plain_step(self, actions)
 
@@ -299,15 +299,8 @@ result |= {"rows": rows.reshape(-1, chunk.shape[-1]), "chunk": chunk[0], "args":
 FLAGS = """--env-id probe_envs:OwnBounds-v0 --num-envs 3 --buffer-size 32 --learning-starts 31 --total-timesteps 69
     --batch-size 16 --gamma 0.9 --policy-frequency 3"""
 RATES = {"learning_rate": 0.01, "policy_lr": 0.003, "q_lr": 0.01}  # large, so that a few steps move what they should
-MORE = {
-    "tau": 0.3,
-    "q_hidden": 32,
-    "target_network_frequency": 2,
-    "utd": 0.5,
-    "exploration_noise": 0.7,
-    "policy_noise": 0.5,
-    "noise_clip": 0.6,
-}
+MORE = {"tau": 0.3, "target_network_frequency": 2, "utd": 0.5, "q_hidden": 64}
+MORE |= {"exploration_noise": 0.7, "policy_noise": 0.5, "noise_clip": 0.6}
 
 
 @functools.cache
@@ -464,28 +457,27 @@ def test_a_run_step_by_step(name, tmp_path):
     require_for(name)
     flags = flags_of(name)
     argv = FLAGS.split() + [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", value)]
-    before = FOLLOW.replace("{more}", "'utd' in vars(at['args']) and at['global_step'] == 57")
-    got = inspect_run(script(name), *argv, cwd=tmp_path, before=before, after=ROWS)
+    got = inspect_run(script(name), *argv, cwd=tmp_path, before=FOLLOW, after=ROWS)
     steps = got["steps"]
     assert [step["global_step"] for step in steps] == list(range(0, 69, 3))
     for kernel in steps[-1]["nets"]["qf"][::2]:
         assert kernel.ndim == 2 or all((first != kernel[0]).mean() > 0.5 for first in kernel[1:]), "critics are alike"
-    check_clock(steps, flags)
+    check_clock(name, steps, flags)
     check_transitions(got)
     check_actions(name, steps, flags)
     if re.fullmatch(r"(ddpg|td3|sac)_continuous_action(_jax)?", name):
         check_updates(name, steps, flags)
 
 
-def check_clock(steps, flags):
-    """Gradient steps follow environment steps, of which 31 must have been made; at 57 `--utd` becomes 2."""
-    total = 0
+def check_clock(name, steps, flags):
+    """Gradient steps follow environment steps, of which 31 must have been made; at 57 `--utd` becomes 2 in PyTorch."""
+    total, later = 0, 2 if uses(name, "torch") else 0.5
     for step in steps:
         now, last = step["global_step"], step["global_step"] - 3
-        ratio = (0.5 if now <= 57 else 2) if "utd" in flags else 1
+        ratio = (0.5 if now <= 57 else later) if "utd" in flags else 1
         total += math.floor(now * ratio) - math.floor(last * ratio) if now > 31 else 0
         assert step["gradient_steps"] == total, f"at step {now}"
-    assert total == (13 + 18 if "utd" in flags else 36)
+    assert total == (36 if "utd" not in flags else 31 if uses(name, "torch") else 18)
 
 
 def check_transitions(got):
@@ -540,5 +532,5 @@ def check_updates(name, steps, flags):
             with_actor += oracle.gradient_steps % 3 == 0
         compare(step, oracle)
         np.testing.assert_allclose(step["losses"] - last["losses"], oracle.losses, rtol=2e-3, atol=1e-4)
-    assert with_actor > 5
+    assert with_actor > 4
     assert not clipped or 0 < np.mean(clipped) < 1, "the case does not tell clipped noise"
