@@ -18,7 +18,6 @@ TASKS = {
     "td3_continuous_action": (f"{PENDULUM} --learning-rate 1e-3", -350),
     "sac_continuous_action": (f"{PENDULUM} --policy-lr 1e-3", -350),
     "sac_continuous_action_jax": (f"{PENDULUM} --policy-lr 1e-3", -350),
-    "crossq_continuous_action_jax": (f"{PENDULUM} --policy-frequency 3 --q-hidden 256", -350),
 }
 
 
