@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import LINEAGE, each, family, inspect_run, load, raw_scalars, require_for, run_dir, script, smoke, uses
+from conftest import LINEAGE, each, family, inspect_run, inspect_runs, load, require_for, script, smoke, uses
 
 torch = pytest.importorskip("torch")
 
@@ -189,13 +189,18 @@ result |= {"grad_norm": weights.grad.norm().item(), "moved": (weights - before).
 
 
 @is_ppo
-@pytest.mark.parametrize("switches", [[], ["--no-clip-vloss", "--no-norm-adv"]])
-def test_losses(name, switches, tmp_path):
+def test_losses(name, tmp_path):
     """One update after large steps, where ratios and values are clipped, against the formulas in NumPy."""
     require_for(name)
     argv = smoke(name, update_epochs=4, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7, max_grad_norm=0.01)
-    argv += [*switches, "--no-anneal-lr", *without_noise(name)]
-    got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_ONCE_MORE)
+    argv += ["--no-anneal-lr", *without_noise(name)]
+    cases = [[], ["--no-clip-vloss", "--no-norm-adv"]]
+    runs = inspect_runs(script(name), [argv + switches for switches in cases], cwd=tmp_path, after=UPDATE_ONCE_MORE)
+    for switches, got in zip(cases, runs, strict=True):
+        compare_losses(got, switches)
+
+
+def compare_losses(got, switches):
     clip, ratio = got["args"]["clip_coef"], np.exp(got["newlogprob"].astype(float) - got["logprobs"])
     assert (abs(ratio - 1) > clip).any() and (abs(ratio - 1) < clip).any()
     advantage = got["advantages"]
@@ -214,46 +219,6 @@ def test_losses(name, switches, tmp_path):
     np.testing.assert_allclose(got["losses"], expected, rtol=1e-3, atol=1e-5)
     assert got["grad_norm"] <= 0.01 * 1.001
     assert got["moved"] > 0
-
-
-RECORD = """
-import sys
-
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-result["{loss}"] = []
-
-
-def record(optimizer, *_):
-    frame = sys._getframe()
-    while "open_run" not in frame.f_globals:
-        frame = frame.f_back
-    names = frame.f_globals
-    if optimizer is names.get("actor_optimizer", optimizer):
-        # where learning comes before the environments step, it belongs to the step that they are about to make
-        step = names["global_step"] + (names["args"].num_envs if {{"actor_optimizer", "staged"}} <= names.keys() else 0)
-        result["{loss}"].append((step, names["{loss}"].item()))
-
-
-register_optimizer_step_post_hook(record)
-"""
-
-
-@each(lambda name: uses(name, "torch"))
-def test_logged_losses_are_means_over_the_update(name, tmp_path):
-    require_for(name)
-    loss, tag = {
-        "ppo": ("v_loss", "losses/value_loss"),
-        "c51": ("loss", "losses/loss"),
-        "qdagger": ("distill_loss", "losses/distill_loss"),
-        **dict.fromkeys(("ddpg", "td3", "sac"), ("actor_loss", "losses/actor_loss")),
-    }.get(family(name), ("td_loss", "losses/td_loss"))
-    got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=RECORD.format(loss=loss))[loss]
-    logged = {step: value for other, step, value in raw_scalars(run_dir(tmp_path)) if other == tag}
-    assert len(logged) >= 2
-    for last, (step, mean) in zip([0, *logged], logged.items()):
-        values = [value for at, value in got if last < at <= step]
-        assert len(values) > 1 and mean == pytest.approx(np.mean(values), rel=1e-4)
 
 
 # Normalisers
@@ -437,17 +402,15 @@ def test_replay_of_a_run_that_truncates_and_terminates(name, tmp_path):
     in Discounting every second step terminates with observation 1."""
     require_for(name)
     argv = ["--total-timesteps", 400, "--learning-starts", 100, "--num-envs", 2]
-    got = inspect_run(
-        script(name), *argv, "--env-id", "probe_envs:TruncationStateDiscrete-v0", cwd=tmp_path, after=TRANSITIONS
-    )["rows"]
+    probes = ["probe_envs:TruncationStateDiscrete-v0", "probe_envs:DiscountingDiscrete-v0"]
+    runs = inspect_runs(script(name), [[*argv, "--env-id", probe] for probe in probes], cwd=tmp_path, after=TRANSITIONS)
+    got = runs[0]["rows"]
     assert len(got) == 400 and set(got[:, 0]) == {-1, 1}
     np.testing.assert_array_equal(got[:, 0], got[:, 1])  # obs and next_obs
     np.testing.assert_array_equal(got[:, 0], got[:, 3])  # the reward
     assert not got[:, 4].any()
 
-    got = inspect_run(
-        script(name), *argv, "--env-id", "probe_envs:DiscountingDiscrete-v0", cwd=tmp_path, after=TRANSITIONS
-    )["rows"]
+    got = runs[1]["rows"]
     assert len(got) == 400
     np.testing.assert_array_equal(got[:, 1], 1)
     np.testing.assert_array_equal(got[:, 4], got[:, 0])  # the step from observation 1 terminates
@@ -458,16 +421,13 @@ def test_replay_of_a_run_that_truncates_and_terminates(name, tmp_path):
 def test_epsilon_and_actions_of_a_run(name, tmp_path):
     """Exploration ends at --end-e; with both rates at zero every action is the greedy one, at one about half are."""
     require_for(name)
-    shares = {}
-    for rate in (0, 1):
-        argv = ["--total-timesteps", 1000, "--start-e", rate, "--end-e", rate, "--learning-starts", 5000]
-        after = "result['epsilon'] = epsilon\n" + TRANSITIONS + GREEDY
-        (tmp_path / str(rate)).mkdir()
-        got = inspect_run(script(name), *argv, cwd=tmp_path / str(rate), after=after)
-        assert got["epsilon"] == rate
-        shares[rate] = got["greedy"]
-    assert shares[0] == 1.0
-    assert shares[1] == pytest.approx(0.5, abs=0.07)
+    argv = ["--total-timesteps", 1000, "--learning-starts", 5000]
+    after = "result['epsilon'] = epsilon\n" + TRANSITIONS + GREEDY
+    argvs = [[*argv, "--start-e", rate, "--end-e", rate] for rate in (0, 1)]
+    never, always = inspect_runs(script(name), argvs, cwd=tmp_path, after=after)
+    assert (never["epsilon"], always["epsilon"]) == (0, 1)
+    assert never["greedy"] == 1.0
+    assert always["greedy"] == pytest.approx(0.5, abs=0.07)
 
 
 GREEDY = """
@@ -494,14 +454,14 @@ result["chained"] = getattr(pair[1], "requires_grad", False)
 
 
 @is_dqn
-@pytest.mark.parametrize("total, copied", [(301, True), (300, False)])
-def test_target_copies_are_not_tied_to_gradient_steps(name, total, copied, tmp_path):
+def test_target_copies_are_not_tied_to_gradient_steps(name, tmp_path):
     """Gradient steps at multiples of 10, copies at multiples of 7: of 300 and 301 the first leaves the two apart."""
     require_for(name)
-    argv = smoke(name, total_timesteps=total, learning_starts=100, train_frequency=10, target_network_frequency=7)
-    got = inspect_run(script(name), *argv, cwd=tmp_path, after=TARGET)
-    assert got["same"] == copied
-    assert not got["chained"], "the target network remembers how it was computed"
+    clock = {"learning_starts": 100, "train_frequency": 10, "target_network_frequency": 7}
+    argvs = [smoke(name, total_timesteps=total, **clock) for total in (300, 301)]
+    apart, copied = inspect_runs(script(name), argvs, cwd=tmp_path, after=TARGET)
+    assert not apart["same"] and copied["same"]
+    assert not apart["chained"] and not copied["chained"], "the target network remembers how it was computed"
 
 
 # C51

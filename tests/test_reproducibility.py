@@ -1,17 +1,17 @@
 """The same seed on the same machine gives the same metrics, bit by bit; another seed gives others."""
 
-from conftest import each, raw_scalars, require_for, run, run_dir, script, smoke, untimed
+from conftest import each, inspect_runs, raw_scalars, require_for, run, run_dir, script, smoke, untimed
 
 
 @each()
 def test_same_seed_same_metrics(name, tmp_path):
     require_for(name)
-    runs = []
-    for folder, seed in (("a", 7), ("b", 7), ("c", 8)):
-        (tmp_path / folder).mkdir()
-        run(script(name), *smoke(name, seed=seed), cwd=tmp_path / folder)
-        runs.append(untimed(raw_scalars(run_dir(tmp_path / folder))))
-    first, again, other = runs
+    run(script(name), *smoke(name, seed=7), cwd=tmp_path)
+    first = untimed(raw_scalars(run_dir(tmp_path)))
+    (tmp_path / "again").mkdir()
+    inspect_runs(script(name), [smoke(name, seed=seed) for seed in (7, 8)], cwd=tmp_path / "again")
+    folders = sorted((tmp_path / "again/runs").iterdir(), key=lambda folder: folder.name.split("__")[2])
+    again, other = (untimed(raw_scalars(folder)) for folder in folders)
     assert len(first) > 10
     assert first == again
     losses = [[scalar for scalar in scalars if scalar[0].startswith("losses/")] for scalars in (first, other)]

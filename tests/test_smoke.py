@@ -4,6 +4,8 @@ import json
 import math
 import shutil
 
+import numpy as np
+import pytest
 from conftest import (
     COMMON_METRICS,
     METRICS,
@@ -21,17 +23,32 @@ from conftest import (
     uses,
 )
 
-COUNT_UPDATES = """
+LOSSES = {  # the name of a loss in the main block, and in the log; others: td_loss
+    "ppo": ("v_loss", "losses/value_loss"),
+    "c51": ("loss", "losses/loss"),
+    "qdagger": ("distill_loss", "losses/distill_loss"),
+    **dict.fromkeys(("ddpg", "td3", "sac"), ("actor_loss", "losses/actor_loss")),
+}
+RECORD = """
+import sys
+
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-result["updates"] = 0
+result["recorded"] = []
 
 
-def count(*_):
-    result["updates"] += 1
+def record(optimizer, *_):
+    frame = sys._getframe()
+    while "open_run" not in frame.f_globals:
+        frame = frame.f_back
+    names = frame.f_globals
+    if optimizer is names.get("actor_optimizer", optimizer):
+        # where learning comes before the environments step, it belongs to the step that they are about to make
+        step = names["global_step"] + (names["args"].num_envs if {"actor_optimizer", "staged"} <= names.keys() else 0)
+        result["recorded"].append((step, names["LOSS"].item()))
 
 
-register_optimizer_step_post_hook(count)
+register_optimizer_step_post_hook(record)
 """
 STATE = """
 result |= {"args": vars(args), "global_step": global_step, "globals": sorted(globals())}
@@ -47,10 +64,12 @@ def test_smoke(name, tmp_path):
     require_for(name)
     argv = [*smoke(name), "--save-model"]
     torch = uses(name, "torch")
+    loss, loss_tag = LOSSES.get(family(name), ("td_loss", "losses/td_loss"))
+    before = RECORD.replace("LOSS", loss) if torch else ""
     copy, alone = shutil.copy(script(name), tmp_path), environment(PYTHONPATH=None)
-    result = inspect_run(copy, *argv, cwd=tmp_path, before=COUNT_UPDATES if torch else "", after=STATE, env=alone)
+    result = inspect_run(copy, *argv, cwd=tmp_path, before=before, after=STATE, env=alone)
     folder = run_dir(tmp_path)
-    assert not torch or result["updates"] >= 2
+    assert not torch or len(result["recorded"]) >= 2
     if "static_argnums" in script(name).read_text():  # once without and once with gradient steps
         assert result["compiled"] == 2, "what `learn` takes and what it returns are not of the same types"
     assert result["global_step"] == smoke_total(name)
@@ -67,6 +86,10 @@ def test_smoke(name, tmp_path):
     for tag in METRICS[family(name)]:
         values = [value for other, _, value in scalars if other == tag]
         assert len(values) >= 2 and all(map(math.isfinite, values)), f"{tag}: {values}"
+    logged = {step: value for tag, step, value in scalars if tag == loss_tag}
+    for last, (step, mean) in zip([0, *logged], logged.items() if torch else ()):
+        values = [value for at, value in result["recorded"] if last < at <= step]
+        assert len(values) > 1 and mean == pytest.approx(np.mean(values), rel=1e-4), "not the mean over the updates"
     assert [step for tag, step, _ in scalars if tag == "eval/episodic_return"] == list(range(10))
     shown = tensorboard_scalars(folder)
     assert {(tag, *pair) for tag, pairs in shown.items() for pair in pairs} == set(scalars)
