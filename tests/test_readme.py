@@ -13,7 +13,7 @@ def test_the_row_of_a_file(name):
     *_, environments, parent, page, _ = (cell.strip() for cell in row.split("|"))
     assert parent == (f"`{LINEAGE[name]['parent']}.py`" if "parent" in LINEAGE[name] else "")
     assert environments.endswith(f": {default(name, 'env_id')}")
-    (path,) = re.findall(r"\((docs/rl-algorithms/\w+\.md)\)", page)
+    (path,) = re.findall(r"\((docs/rl-algorithms/[\w-]+\.md)\)", page)
     assert f"`{name}.py`" in (ROOT / path).read_text()
 
 
