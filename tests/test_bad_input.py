@@ -121,6 +121,8 @@ BAD_SIZES = {
         "num_steps": (0, "--num-steps"),
         "update_epochs": (0, "--update-epochs"),
         "checkpoint_freq": (0, "--checkpoint-freq"),
+        "num_iterations_obs_norm_init": (0, "--num-iterations-obs-norm-init"),
+        "update_proportion": (0, "--update-proportion"),
     },
     "dqn": {
         "num_envs": (0, "--num-envs"),

@@ -148,7 +148,8 @@ def test_flatten_keeps_values_and_gradients(name):
 
 # The main block of the PPO files
 
-is_ppo = each(lambda name: family(name) == "ppo" and uses(name, "torch"))
+# RND, with values of two kinds: test_rnd.py
+is_ppo = each(lambda name: family(name) == "ppo" and uses(name, "torch") and not defines(name, "int_coef"))
 
 
 def without_noise(name):
@@ -176,7 +177,7 @@ def test_first_ratio_is_one(name, tmp_path):
 UPDATE_ONCE_MORE = """
 mb_inds.copy_(torch.randperm(batch_size)[:minibatch_size])
 with torch.no_grad():
-    logprob, entropy, value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
+    logprob, entropy, value, *int_value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
 names = ["logprobs", "values", "advantages", "returns"]
 result |= {name: globals()["b_" + name][mb_inds].numpy().astype("float64") for name in names}
 result |= {"newlogprob": logprob.numpy(), "entropy": entropy.numpy(), "newvalue": value.numpy(), "args": vars(args)}
@@ -213,9 +214,10 @@ def compare_losses(got, switches):
         held = min(max(new, old - clip), old + clip)
         plain = (new - target) ** 2
         errors.append(plain if "--no-clip-vloss" in switches else max(plain, (held - target) ** 2))
-    v_loss, entropy = 0.5 * np.mean(errors), got["entropy"].mean()
+    v_loss, entropy = 0.5 * np.mean(errors) + got.get("int_v_loss", 0), got["entropy"].mean()
     approx_kl = np.mean(ratio - 1 - np.log(ratio))
-    expected = [pg_loss, v_loss, entropy, pg_loss - 0.03 * entropy + 0.7 * v_loss, approx_kl]
+    loss = pg_loss - 0.03 * entropy + 0.7 * v_loss + got.get("fwd_loss", 0)
+    expected = [pg_loss, v_loss, entropy, loss, approx_kl]
     np.testing.assert_allclose(got["losses"], expected, rtol=1e-3, atol=1e-5)
     assert got["grad_norm"] <= 0.01 * 1.001
     assert got["moved"] > 0

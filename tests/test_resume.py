@@ -67,7 +67,7 @@ def assert_clean(scalars):
 
 def grid(scalars):
     """The metrics with a fixed period; episodes end where they end."""
-    at_ends = ("charts/episodic", "charts/avg_episodic")
+    at_ends = ("charts/episodic", "charts/episode_", "charts/avg_episodic")
     return {tag: at for tag, at in steps(scalars).items() if not tag.startswith(at_ends)}
 
 
@@ -153,7 +153,7 @@ else:
     assert optimizers and modules
     kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
     kept |= {key: value.state_dict() for key, value in modules.items()}
-for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha"):
+for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "int_return"):
     if key in globals():
         kept[key] = globals()[key]
 if "rng" in globals():
