@@ -266,7 +266,7 @@ torch.manual_seed(5)
 def test_losses(name, tmp_path):
     """As in test_math.py, with the loss of the second value, never clipped, and that of the predictor."""
     require_for(name)
-    argv = smoke(name, total_timesteps=512, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7, max_grad_norm=0.01)
+    argv = smoke(name, total_timesteps=256, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7, max_grad_norm=0.01)
     argv += ["--no-anneal-lr"]
     cases = [["--num-minibatches", 1], ["--no-clip-vloss", "--no-norm-adv", "--update-epochs", 2]]
     after = UPDATE_ONCE_MORE.replace("before = weights", BOTH_VALUES + "before = weights")
