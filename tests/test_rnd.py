@@ -1,10 +1,11 @@
 """RND: curiosity, its filter, both returns and the losses against slow oracles, alone and over whole runs."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import each, inspect_runs, load, raw_scalars, require_for, script, smoke
+from conftest import each, inspect_runs, load, posix, raw_scalars, require_for, run_dir, script, smoke, start
 from test_math import UPDATE_ONCE_MORE, advantages_of_episode, compare_losses, defines, discrete_envs
 
 torch = pytest.importorskip("torch")
@@ -280,3 +281,21 @@ def test_losses(name, tmp_path):
     agent = load(name).Agent(discrete_envs(num_actions=4))
     trained = sum(param.numel() for part in agent.children() if part is not agent.target for param in part.parameters())
     assert runs[0]["weights"] == trained
+
+
+@posix
+@has_curiosity
+def test_sigterm_during_random_play(name, tmp_path):
+    """It ends soon, and leaves the checkpoint of step 0, from which a resumed run plays at random again."""
+    require_for(name)
+    process = start(script(name), *smoke(name, num_iterations_obs_norm_init=1000), cwd=tmp_path)
+    try:
+        assert process.stdout.readline() == "Random play to standardise frames: 128000 steps\n"
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 75, stderr
+    assert "Stopped at step 0" in stdout and f"--resume {run_dir(tmp_path).relative_to(tmp_path)}" in stdout
+    checkpoint = torch.load(run_dir(tmp_path) / "checkpoint.pt")
+    assert checkpoint["global_step"] == 0 and checkpoint["agent"]["obs_rms.count"] < 1
