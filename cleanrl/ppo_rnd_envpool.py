@@ -15,9 +15,8 @@ Differs from ppo_atari_envpool.py:
 
 Differs from the paper:
 1. a lost life ends the extrinsic return, games last up to 27000 steps and start after up to 30 no-ops;
-2. the third convolution is 3x3, and only the values have a residual layer;
-3. advantages are standardised per minibatch, extrinsic value losses clipped like ratios, gradients clipped to a norm;
-4. the learning rate decays linearly; a game cut off by a time limit is bootstrapped from its final observation.
+2. advantages are standardised per minibatch, extrinsic value losses clipped like ratios, gradients clipped to a norm;
+3. the learning rate decays linearly; a game cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_rnd_envpool.py --env-id MontezumaRevenge-v5 --total-timesteps 2000000000
 """
