@@ -1,4 +1,4 @@
-"""Several processes of ppo_atari_multigpu.py learn as one with all their environments would, stop and resume together."""
+"""Several processes of ppo_atari_multigpu.py learn as one with all their environments would, and stop together."""
 
 import signal
 import socket
@@ -64,7 +64,7 @@ def shuffle_of_this_process(n, device):
 torch.Tensor.exponential_, torch.randperm = exponential_of_this_process, shuffle_of_this_process
 """
 LEARNED = """
-result |= {"weights": weights.detach().numpy(), "epochs": epoch + 1, "obs": obs, "actions": actions, "kl": approx_kl.item()}
+result |= {"weights": weights.detach().numpy(), "epochs": epoch + 1, "obs": obs, "actions": actions}
 """
 
 
