@@ -340,9 +340,10 @@ if __name__ == "__main__":
     if args.resume and len(checkpoint["rng"]) != world_size:
         fail(f"--resume continues the run as it began, with {len(checkpoint['rng'])} processes, not {world_size}")
     sys.stderr = sys.__stderr__
-    dist.init_process_group(
-        backend, **({} if world_size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1})
-    )
+    if world_size > 1:
+        dist.init_process_group(backend)
+    elif not dist.is_initialized():  # without torchrun
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if rank == 0:
         run_dir, writer = open_run(args, checkpoint.get("events", {}))
     else:
@@ -537,7 +538,8 @@ if __name__ == "__main__":
     # Save and close
     signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
-    dist.destroy_process_group()
+    if world_size > 1:
+        dist.destroy_process_group()
     if args.save_model and rank == 0:
         save_file(agent.state_dict(), run_dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)

@@ -95,7 +95,7 @@ def test_smoke(name, tmp_path):
     assert {(tag, *pair) for tag, pairs in shown.items() for pair in pairs} == set(scalars)
 
     assert (folder / script(name).name).read_bytes() == script(name).read_bytes()
-    assert json.loads((folder / "args.json").read_text()) == result["args"]
+    assert json.loads((folder / "args.json").read_text()) == json.loads(json.dumps(result["args"]))
     command = (folder / "command.txt").read_text()
     assert all(flag in command for flag in argv)
     assert "numpy==" in (folder / "packages.txt").read_text()
