@@ -104,6 +104,20 @@ class TruncationState(Probe):
         return self.state, self.state, False, self.time == 3
 
 
+class Memory(Probe):
+    """Three steps: the first observation is a sign, the others are zero, and the right last action is that of the sign.
+
+    Without memory no action is better than 0, whose mean reward is 0.
+    """
+
+    def start(self):
+        self.cue = self.sign()
+        return self.cue
+
+    def respond(self, action):
+        return self.score(action, self.cue) if self.time == 3 else 0.0, 0.0, self.time == 3, False
+
+
 class NanReward(Probe):
     """Rewards are good for 200 steps over all episodes of this instance, then NaN."""
 
@@ -161,7 +175,7 @@ class OwnBounds(gym.Env):
 
 gym.register("OwnBounds-v0", OwnBounds)
 VALUE_PROBES = [ConstantReward, ObservationReward, Discounting, TruncationOnly, TruncationState]
-for kind in [*VALUE_PROBES, ActionReward, ObservationAction, NanReward, Image, Unbounded]:
+for kind in [*VALUE_PROBES, ActionReward, ObservationAction, Memory, NanReward, Image, Unbounded]:
     for suffix in ("Discrete", "Continuous"):
         gym.register(f"{kind.__name__}{suffix}-v0", kind, kwargs={"continuous": suffix == "Continuous"})
 

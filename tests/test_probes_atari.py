@@ -28,6 +28,11 @@ else:
         if "agent" in globals():
             if "qf" in globals():
                 values, logits = soft_value(actor(x), qf(x).amin(0), args.alpha).numpy(), actor(x).numpy()
+            elif hasattr(agent, "hidden_gates"):  # three games of two steps, one frame at a time
+                x = x[[0, 1, 4, 2, 3, 4], -1:].unflatten(0, (2, 3))
+                hidden, _ = agent(x, torch.zeros((2, 3, 128)), torch.zeros((2, 3)))
+                hidden = hidden.flatten(0, 1)[[0, 1, 3, 4, 2]]
+                values, logits = agent.critic(hidden).squeeze(1).numpy(), agent.actor(hidden).numpy()
             else:
                 values, logits = agent.get_value(x).numpy(), agent.actor(agent.network(x / 255)).numpy()
         else:

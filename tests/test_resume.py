@@ -153,8 +153,8 @@ else:
     assert optimizers and modules
     kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
     kept |= {key: value.state_dict() for key, value in modules.items()}
-for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha"):
-    if key in globals():
+for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "act_state"):
+    if key in globals() and not (key == "act_state" and "q_network" in globals()):  # PQN starts anew
         kept[key] = globals()[key]
 if "rng" in globals():
     kept["numpy"] = [str(rng.bit_generator.state)]
