@@ -47,7 +47,8 @@ result |= {"values": values, "actions": logits.argmax(1)[2:4]}
 @each(lambda name: uses(name, "ale_py") and family(name) in FLAGS)
 def test_solves_the_games(name, tmp_path):
     require_for(name)
-    argv = [*FLAGS[family(name)].split(), "--gamma", GAMMA, "--checkpoint-freq", 10**9]
+    flags = FLAGS[family(name)].replace("--num-envs", "--local-num-envs" if "multigpu" in name else "--num-envs")
+    argv = [*flags.split(), "--gamma", GAMMA, "--checkpoint-freq", 10**9]
     result = inspect_run(script(name), *argv, cwd=tmp_path, before=BEFORE, after=LOOK)
     assert result["actions"].tolist() == [0, 1]
     expected, tolerance = [GAMMA, GAMMA, 1, 1, 1 / (1 - GAMMA)], 0.2
