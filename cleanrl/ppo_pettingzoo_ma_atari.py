@@ -9,8 +9,8 @@
 
 Differs from ppo_atari.py:
 1. self-play in PettingZoo's games: one policy plays both sides, and half of the --num-envs streams are of each player;
-2. `Games` does in NumPy what ale_py's vector environment did: frame skip 4 with the maximum of the last two frames, grey,
-   84x84, 4 frames stacked; it neither starts with no-ops nor presses FIRE nor ends an episode at a lost life;
+2. `Games` does in NumPy what ale_py's vector environment did: frame skip 4 and the maximum of two frames, 84x84
+   grey, 4 frames stacked; without no-ops or FIRE on reset, and a lost life does not end an episode;
 3. the network also sees whose observation it is: one of two more channels, next to those of the stack, is white;
 4. returns and lengths are logged by player.
 
