@@ -1,16 +1,16 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "ale-py>=0.12", "gymnasium>=1.2", "numpy>=2", "pettingzoo[atari]>=1.27", "safetensors>=0.5", "tensorboard>=2.19",
-#     "torch>=2.8", "tyro>=0.9",
+#     "ale-py>=0.12", "gymnasium>=1.2", "numpy>=2", "pettingzoo[atari]>=1.27; sys_platform != 'win32'",
+#     "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games of two players.
 
 Differs from ppo_atari.py:
 1. self-play in PettingZoo's games: one policy plays both sides, and half of the --num-envs streams are of each player;
-2. `Games` does in NumPy what ale_py's vector environment did: frame skip 4 and the maximum of two frames, 84x84
-   grey, 4 frames stacked; without no-ops or FIRE on reset, and a lost life does not end an episode;
+2. `Games` does in NumPy what ale_py's vector environment did: frame skip 4 with the maximum of the last two frames,
+   84x84 grey, 4 frames stacked; without no-ops or FIRE on reset, and a lost life does not end an episode;
 3. the network also sees whose observation it is: one of two more channels, next to those of the stack, is white;
 4. returns and lengths are logged by player.
 
@@ -232,7 +232,7 @@ class Games:
 
 def make_envs(env_id, num_envs, **options):
     if pettingzoo is None:
-        raise ImportError("PettingZoo's Atari games are missing: pip install ale-py 'pettingzoo[atari]'")
+        raise ImportError("PettingZoo's Atari is missing: pip install ale-py 'pettingzoo[atari]' (not for Windows)")
     ids = [file.stem for file in Path(pettingzoo.atari.__file__).parent.glob("*_v*.py")]
     if env_id not in ids:
         near = ", ".join(difflib.get_close_matches(env_id, ids)) or "pong_v3"
