@@ -146,6 +146,69 @@ def test_games_of_a_run(tmp_path):
     assert (got["planes"] == [[255, 0], [0, 255]] * 2).all()
 
 
+SIDES = """
+import gymnasium as gym
+import numpy as np
+import pettingzoo.atari.pong_v3 as pong
+
+
+class Sides:
+    '''One step, of four frames: the screen is bright on one side; player 0 is to name it, player 1 the other one.'''
+
+    def __init__(self, **options):
+        self.unwrapped = self.ale = self
+        self.possible_agents, self.screen = ["a", "b"], np.zeros((210, 160), dtype=np.uint8)
+
+    def action_space(self, agent):
+        return gym.spaces.Discrete(2)
+
+    def getScreenDims(self):
+        return 160, 210
+
+    def getScreenGrayscale(self, out):
+        out[:] = self.screen
+
+    def reset(self, seed=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents, self.frame, self.side = ["a", "b"], 0, self.rng.integers(2)
+        self.screen[:] = (np.arange(160) // 80 == self.side) * 255
+
+    def step(self, actions):
+        self.frame += 1
+        right = {"a": self.side, "b": 1 - self.side}
+        rewards = {player: int(actions[player] == right[player]) for player in right}
+        self.agents = [] if self.frame == 4 else ["a", "b"]
+        return None, rewards, None, {player: False for player in right}, None
+
+
+pong.parallel_env = Sides
+"""
+LOOK = """
+screens = (np.arange(160) // 80 == np.arange(2)[:, None, None]) * np.full((210, 1), 255, dtype=np.uint8)
+seen = torch.zeros((2, 2, 6, 84, 84))  # side, player
+seen[:, :, :4] = torch.from_numpy(envs.resize(screens))[:, None, None]
+seen[:, 0, 4] = seen[:, 1, 5] = 255
+with torch.no_grad():
+    result["chances"] = agent.actor(agent.network(seen.flatten(0, 1) / 255)).softmax(1)[:, 1].reshape(2, 2).numpy()
+    result["values"] = agent.get_value(seen.flatten(0, 1)).numpy()
+"""
+
+
+def test_one_policy_learns_both_sides(tmp_path):
+    """What is right differs by player, so the policy must make use of the channels that say whose observation it is."""
+    require_for(NAME)
+    flags = "--num-envs 8 --num-steps 16 --total-timesteps 1920 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss"
+    argv = [*flags.split(), "--checkpoint-freq", 10**9]
+    got = inspect_run(script(NAME), *argv, cwd=tmp_path, before=SIDES, after=LOOK)
+    np.testing.assert_allclose(got["chances"], [[0, 1], [1, 0]], atol=0.1)
+    np.testing.assert_allclose(got["values"], 1, atol=0.2)
+    for player in (0, 1):
+        tag = f"charts/episodic_return-player{player}"
+        returns = [value for other, _, value in raw_scalars(run_dir(tmp_path)) if other == tag]
+        assert len(returns) == 1920 / 2 and np.mean(returns[-100:]) > 0.9 * 4, "logged returns are not clipped"
+
+
 def test_bad_input(tmp_path):
     cases = [["--num-envs", 3], ["--env-id", "pong_v2"], ["--env-id", "warlords_v3"]]
     odd, unknown, four = refuse_all(NAME, cases, tmp_path)
