@@ -226,3 +226,49 @@ class Camera(Spaces):
 
 gym.register("Spaces-v0", Spaces)
 gym.register("Camera-v0", Camera)
+
+
+class Masked(gym.Env):
+    """Four steps, each with other valid choices in every dimension of the action; an invalid one is an error.
+
+    Right is the first valid choice of a dimension if `sign` is -1, the last if it is 1: reward 1 for each. At the end
+    nothing is valid any more.
+    """
+
+    def __init__(self, action_space, in_info=False, render_mode=None):
+        self.action_space, self.in_info, self.render_mode = action_space, in_info, render_mode
+        self.nvec = action_space.nvec if hasattr(action_space, "nvec") else [action_space.n]
+        self.observation_space = gym.spaces.Dict(
+            sign=gym.spaces.Box(-1, 1, (1, 1), dtype=np.float64),
+            noise=gym.spaces.Discrete(3),
+            **({} if in_info else {"action_mask": gym.spaces.MultiBinary(int(sum(self.nvec)))}),
+        )
+
+    def look(self):
+        self.sign = self.np_random.choice([-1, 1])
+        self.valid = [self.np_random.permutation(np.arange(n) < self.np_random.integers(2, n)) for n in self.nvec]
+        if self.time == 4:
+            self.valid = [np.zeros(n, dtype=bool) for n in self.nvec]
+        mask = {"action_mask": np.concatenate(self.valid).astype(np.int8)}
+        obs = {"sign": np.full((1, 1), float(self.sign)), "noise": self.np_random.integers(3)}
+        return (obs, mask) if self.in_info else (obs | mask, {})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.look()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        choices = np.ravel(action - self.action_space.start)
+        assert all(valid[choice] for valid, choice in zip(self.valid, choices, strict=True)), (choices, self.valid)
+        right = [np.flatnonzero(valid)[-1 if self.sign > 0 else 0] for valid in self.valid]
+        self.time += 1
+        reward = float(np.sum(choices == right))
+        obs, info = self.look()
+        return obs, reward, self.time == 4 and self.sign > 0, self.time == 4, info
+
+
+MULTI = gym.spaces.MultiDiscrete([3, 5], start=[0, 10])
+gym.register("MaskedMulti-v0", Masked, kwargs={"action_space": MULTI})
+gym.register("MaskedDiscrete-v0", Masked, kwargs={"action_space": gym.spaces.Discrete(4, start=2), "in_info": True})

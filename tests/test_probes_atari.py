@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import each, family, inspect_run, require_for, script, uses
+from conftest import each, family, inspect_run, require_for, script
+from test_math import defines
 
 GAMMA, ALPHA = 0.5, 0.2
 DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4"
@@ -44,7 +45,7 @@ result |= {"values": values, "actions": logits.argmax(1)[2:4]}
 """
 
 
-@each(lambda name: uses(name, "ale_py") and family(name) in FLAGS)
+@each(lambda name: defines(name, "import AtariVectorEnv") and family(name) in FLAGS)
 def test_solves_the_games(name, tmp_path):
     require_for(name)
     flags = FLAGS[family(name)].replace("--num-envs", "--local-num-envs" if "multigpu" in name else "--num-envs")
