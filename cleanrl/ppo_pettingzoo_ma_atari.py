@@ -243,7 +243,7 @@ def make_envs(env_id, num_envs, **options):
     return envs
 
 
-def film_game(policy, envs, seed, path):
+def film_match(policy, envs, seed, path):
     """A game of the policy against itself, in colour."""
     from moviepy import ImageSequenceClip
 
@@ -535,7 +535,7 @@ if __name__ == "__main__":
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
             with torch.random.fork_rng():
                 policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
-                film_game(policy, make_envs(args.env_id, 2), args.seed, run_dir / f"videos/step-{global_step}.mp4")
+                film_match(policy, make_envs(args.env_id, 2), args.seed, run_dir / f"videos/step-{global_step}.mp4")
         if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
             save_checkpoint()
         if stop_signals:
