@@ -1,7 +1,8 @@
 """A stand-in for ale_py's AtariVectorEnv, with two games that are solved in some hundred updates.
 
 - choice: the first frame is bright on the left or on the right, the second one dark; the action at the second step is
-  right (reward 1) if it names that side, and the game is over: values gamma and 1.
+  right (reward 1) if it names that side, and the game is over: values gamma and 1. Who sees one frame at a time has to
+  remember the side.
 - constant: every frame is grey and every step gives 1; the game is cut off after two steps: value 1 / (1 - gamma), less
   for an agent that takes the cut for an end.
 """
@@ -16,9 +17,9 @@ CONSTANT = np.full((1, 4, 84, 84), 128, dtype=np.uint8)
 
 
 class AtariVectorEnv:
-    def __init__(self, game, num_envs, **options):
-        self.num_envs, self.metadata = num_envs, {}
-        self.single_observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    def __init__(self, game, num_envs, stack_num=4, **options):
+        self.num_envs, self.stack_num, self.metadata = num_envs, stack_num, {}
+        self.single_observation_space = gym.spaces.Box(0, 255, (stack_num, 84, 84), np.uint8)
         self.single_action_space = gym.spaces.Discrete(2)
 
     def begin(self, i):
@@ -28,7 +29,8 @@ class AtariVectorEnv:
     def reset(self, seed=None):
         self.rng = np.random.default_rng(seed)
         self.age, self.game = np.zeros((2, self.num_envs), dtype=int)
-        return np.stack([self.begin(i) for i in range(self.num_envs)]), {"lives": np.zeros(self.num_envs, dtype=int)}
+        obs = np.stack([self.begin(i) for i in range(self.num_envs)])
+        return obs[:, -self.stack_num :], {"lives": np.zeros(self.num_envs, dtype=int)}
 
     def step(self, actions):
         self.age += 1
@@ -38,9 +40,9 @@ class AtariVectorEnv:
         infos = {"lives": np.zeros(self.num_envs, dtype=int), "final_obs": np.full(self.num_envs, None)}
         terminated, truncated = over & ~constant, over & constant
         for i in np.flatnonzero(over):
-            infos["final_obs"][i] = obs[i].copy()
+            infos["final_obs"][i] = obs[i, -self.stack_num :].copy()
             obs[i] = self.begin(i)
-        return obs, reward, terminated, truncated, infos
+        return obs[:, -self.stack_num :], reward, terminated, truncated, infos
 
     def close(self):
         pass

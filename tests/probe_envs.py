@@ -104,6 +104,20 @@ class TruncationState(Probe):
         return self.state, self.state, False, self.time == 3
 
 
+class Memory(Probe):
+    """Three steps: the first observation is a sign, the others are zero, and the right last action is that of the sign.
+
+    Without memory no action is better than 0, whose mean reward is 0.
+    """
+
+    def start(self):
+        self.cue = self.sign()
+        return self.cue
+
+    def respond(self, action):
+        return self.score(action, self.cue) if self.time == 3 else 0.0, 0.0, self.time == 3, False
+
+
 class NanReward(Probe):
     """Rewards are good for 200 steps over all episodes of this instance, then NaN."""
 
@@ -161,7 +175,7 @@ class OwnBounds(gym.Env):
 
 gym.register("OwnBounds-v0", OwnBounds)
 VALUE_PROBES = [ConstantReward, ObservationReward, Discounting, TruncationOnly, TruncationState]
-for kind in [*VALUE_PROBES, ActionReward, ObservationAction, NanReward, Image, Unbounded]:
+for kind in [*VALUE_PROBES, ActionReward, ObservationAction, Memory, NanReward, Image, Unbounded]:
     for suffix in ("Discrete", "Continuous"):
         gym.register(f"{kind.__name__}{suffix}-v0", kind, kwargs={"continuous": suffix == "Continuous"})
 
@@ -212,3 +226,49 @@ class Camera(Spaces):
 
 gym.register("Spaces-v0", Spaces)
 gym.register("Camera-v0", Camera)
+
+
+class Masked(gym.Env):
+    """Four steps, each with other valid choices in every dimension of the action; an invalid one is an error.
+
+    Right is the first valid choice of a dimension if `sign` is -1, the last if it is 1: reward 1 for each. At the end
+    nothing is valid any more.
+    """
+
+    def __init__(self, action_space, in_info=False, render_mode=None):
+        self.action_space, self.in_info, self.render_mode = action_space, in_info, render_mode
+        self.nvec = action_space.nvec if hasattr(action_space, "nvec") else [action_space.n]
+        self.observation_space = gym.spaces.Dict(
+            sign=gym.spaces.Box(-1, 1, (1, 1), dtype=np.float64),
+            noise=gym.spaces.Discrete(3),
+            **({} if in_info else {"action_mask": gym.spaces.MultiBinary(int(sum(self.nvec)))}),
+        )
+
+    def look(self):
+        self.sign = self.np_random.choice([-1, 1])
+        self.valid = [self.np_random.permutation(np.arange(n) < self.np_random.integers(2, n)) for n in self.nvec]
+        if self.time == 4:
+            self.valid = [np.zeros(n, dtype=bool) for n in self.nvec]
+        mask = {"action_mask": np.concatenate(self.valid).astype(np.int8)}
+        obs = {"sign": np.full((1, 1), float(self.sign)), "noise": self.np_random.integers(3)}
+        return (obs, mask) if self.in_info else (obs | mask, {})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.look()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        choices = np.ravel(action - self.action_space.start)
+        assert all(valid[choice] for valid, choice in zip(self.valid, choices, strict=True)), (choices, self.valid)
+        right = [np.flatnonzero(valid)[-1 if self.sign > 0 else 0] for valid in self.valid]
+        self.time += 1
+        reward = float(np.sum(choices == right))
+        obs, info = self.look()
+        return obs, reward, self.time == 4 and self.sign > 0, self.time == 4, info
+
+
+MULTI = gym.spaces.MultiDiscrete([3, 5], start=[0, 10])
+gym.register("MaskedMulti-v0", Masked, kwargs={"action_space": MULTI})
+gym.register("MaskedDiscrete-v0", Masked, kwargs={"action_space": gym.spaces.Discrete(4, start=2), "in_info": True})

@@ -99,6 +99,8 @@ else:  # DQN draws its minibatches inside the graph
 
 # `act` follows weights that have changed since its capture: make one action certain, then another
 chosen = []
+if hasattr(globals().get("agent"), "choices"):
+    act_obs.fill_(1)  # all are valid
 with torch.no_grad():
     for sign in (1, -1) if "act" in globals() else ():  # Ape-X acts elsewhere
         if "agent" in globals() and hasattr(agent, "actor_logstd"):

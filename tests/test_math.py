@@ -66,7 +66,11 @@ def test_the_gae_oracle_by_hand():
     assert advantages_of_episode([1, 2], [10, 20], 30, 0.5, 0.5) == [1 + 0.25 * -3, -3]
 
 
-@each(lambda name: defines(name, "class Agent", ".exponential_().log()", "nn.Linear(inputs"))
+def masked(name):
+    return defines(name, "class MaskFirst")  # see test_masked.py
+
+
+@each(lambda name: defines(name, "class Agent", ".exponential_().log()", "nn.Linear(inputs") and not masked(name))
 def test_discrete_actions_follow_the_softmax(name):
     torch.manual_seed(0)
     agent = load(name).Agent(discrete_envs(num_actions=4))
@@ -81,7 +85,7 @@ def test_discrete_actions_follow_the_softmax(name):
     assert chi_square < 16.3  # the 99.9 % quantile with 3 degrees of freedom
 
 
-@each(lambda name: defines(name, "class Agent", "actor_logstd"))
+@each(lambda name: defines(name, "class Agent", "actor_logstd") and not defines(name, "self.hidden_gates"))
 def test_continuous_actions_follow_the_gaussian(name):
     torch.manual_seed(0)
     agent = load(name).Agent(continuous_envs())
@@ -95,7 +99,12 @@ def test_continuous_actions_follow_the_gaussian(name):
     assert correlation.abs().max() < 0.02, "dimensions share their noise"
 
 
-@each(lambda name: defines(name, "class Agent", "def evaluate", "nn.Linear(inputs"))
+@each(
+    lambda name: (
+        defines(name, "class Agent", "def evaluate", "def get_value(self, obs)", "nn.Linear(inputs")
+        and not masked(name)
+    )
+)
 def test_log_probabilities_and_entropy(name):
     torch.manual_seed(0)
     obs = torch.randn(50, 4)
@@ -175,12 +184,20 @@ def test_first_ratio_is_one(name, tmp_path):
 
 
 UPDATE_ONCE_MORE = """
-mb_inds.copy_(torch.randperm(batch_size)[:minibatch_size])
+if "b_inds" in globals():  # with memory: whole environments
+    mb_inds.copy_(b_inds[:, torch.randperm(args.num_envs)[:minibatch_envs]])
+    memory = initial_state[:, mb_inds[0]], b_starts[mb_inds]
+else:
+    mb_inds.copy_(torch.randperm(batch_size)[:minibatch_size])
+    memory = ()
 with torch.no_grad():
-    logprob, entropy, value, *int_value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
+    logprob, entropy, value, *int_value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds], *memory)
 names = ["logprobs", "values", "advantages", "returns"]
-result |= {name: globals()["b_" + name][mb_inds].numpy().astype("float64") for name in names}
-result |= {"newlogprob": logprob.numpy(), "entropy": entropy.numpy(), "newvalue": value.numpy(), "args": vars(args)}
+result |= {name: globals()["b_" + name][mb_inds].flatten().numpy().astype("float64") for name in names}
+outputs = {"newlogprob": logprob, "entropy": entropy, "newvalue": value}
+result |= {name: output.flatten().numpy() for name, output in outputs.items()} | {"args": vars(args)}
+if "b_weights" in globals():  # standardised with those of other processes, before the update
+    b_weights[mb_inds] = standardize(b_advantages[mb_inds][None])[0] if args.norm_adv else b_advantages[mb_inds]
 args.clip_coef = (logprob - b_logprobs[mb_inds]).expm1().abs().median().item()  # clips about half of them
 before = weights.detach().clone()
 update()
@@ -193,8 +210,8 @@ result |= {"grad_norm": weights.grad.norm().item(), "moved": (weights - before).
 def test_losses(name, tmp_path):
     """One update after large steps, where ratios and values are clipped, against the formulas in NumPy."""
     require_for(name)
-    argv = smoke(name, update_epochs=4, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7, max_grad_norm=0.01)
-    argv += ["--no-anneal-lr", *without_noise(name)]
+    argv = smoke(name, num_minibatches=2, update_epochs=4, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7)
+    argv += ["--max-grad-norm", 0.01, "--no-anneal-lr", *without_noise(name)]
     cases = [[], ["--no-clip-vloss", "--no-norm-adv"]]
     runs = inspect_runs(script(name), [argv + switches for switches in cases], cwd=tmp_path, after=UPDATE_ONCE_MORE)
     for switches, got in zip(cases, runs, strict=True):

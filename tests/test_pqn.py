@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from conftest import each, family, inspect_run, load, raw_scalars, require_for, run_dir, script, uses
-from test_bad_input import refuse
 from test_math import defines, discrete_envs
 
 torch = pytest.importorskip("torch")
@@ -271,77 +270,3 @@ def test_returns_and_loss_of_a_run_on_atari(name, tmp_path):
     (q_values,) = [value for tag, step, value in scalars if tag == "losses/q_values" and step == 256]
     assert td_loss == pytest.approx(np.mean((taken - expected) ** 2), rel=1e-3)
     assert q_values == pytest.approx(taken.mean(), rel=1e-3, abs=1e-4)
-
-
-# The LSTM
-
-has_lstm = each(lambda name: defines(name, "self.hidden_gates"))
-
-
-def lstm_case(name, steps=12, envs=3):
-    torch.manual_seed(0)
-    network = load(name).QNetwork(discrete_envs())
-    obs = torch.randint(256, (steps, envs, 1, 84, 84), dtype=torch.uint8)
-    starts = (torch.rand(steps, envs) < 0.25).float()
-    starts[:, 0], starts[0, 1], starts[-1, -1] = 0, 1, 1
-    return network, obs, torch.randn(2, envs, 128), starts
-
-
-@has_lstm
-@torch.no_grad()
-def test_a_sequence_equals_its_steps(name):
-    network, obs, state, starts = lstm_case(name)
-    values, last = network(obs, state, starts)
-    for t in range(len(obs)):
-        state = state * (1 - starts[t])[None, :, None]  # forget by hand
-        step_values, state = network(obs[t : t + 1], state, torch.zeros(1, 3))
-        torch.testing.assert_close(step_values[0], values[t], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-5)
-
-
-@has_lstm
-@torch.no_grad()
-def test_the_cell_is_that_of_torch(name):
-    """torch orders the gates write, forget, candidate, read."""
-    network, obs, state, _ = lstm_case(name)
-    lstm = torch.nn.LSTM(512, 128)
-    ours = {"ih": network.input_gates, "hh": network.hidden_gates}
-    for kind, gates in ours.items():
-        for part in ("weight", "bias"):
-            forget, write, read, candidate = getattr(gates, part).normal_(std=0.1).chunk(4)
-            getattr(lstm, f"{part}_{kind}_l0").copy_(torch.cat([write, forget, candidate, read]))
-    hidden, (h, c) = lstm(network.network(obs.flatten(0, 1) / 255).unflatten(0, obs.shape[:2]), (state[:1], state[1:]))
-    values, last = network(obs, state, torch.zeros(obs.shape[:2]))
-    torch.testing.assert_close(values, network.head(hidden), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(last, torch.cat([h, c]), rtol=1e-4, atol=1e-5)
-
-
-@has_lstm
-def test_nothing_leaks_across_a_start(name):
-    network, obs, state, starts = lstm_case(name, steps=8, envs=2)
-    starts.zero_()
-    starts[5, 0] = 1
-    state.requires_grad_()
-    values, _ = network(obs, state, starts)
-    other = torch.where(torch.arange(8)[:, None, None, None, None] < 5, 255 - obs, obs)
-    changed, _ = network(other, state + 1, starts)
-    torch.testing.assert_close(changed[5:, 0], values[5:, 0])
-    assert not torch.allclose(changed[5:, 1], values[5:, 1]), "the other environment remembers"
-    (gradient,) = torch.autograd.grad(values[5:, 0].sum() + values[5:, 1].sum(), state)
-    assert not gradient[:, 0].any() and gradient[:, 1].any()
-
-
-@has_lstm
-def test_initialisation_of_the_lstm(name):
-    network, *_ = lstm_case(name)
-    for gates in (network.input_gates, network.hidden_gates):
-        weight = gates.weight.T @ gates.weight
-        torch.testing.assert_close(weight, torch.eye(len(weight)), atol=1e-4, rtol=0)
-        assert not gates.bias.any()
-
-
-@has_lstm
-def test_minibatches_are_whole_environments(name, tmp_path):
-    argv = ["--num-envs", 6, "--num-minibatches", 4, "--num-steps", 64]
-    line = refuse(name, *argv, cwd=tmp_path)
-    assert "--num-minibatches" in line and "--num-envs" in line

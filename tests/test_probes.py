@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conftest import FILES, LINEAGE, family, inspect_runs, require_for, script
+from test_math import defines
 
 GAMMA = 0.5  # small, so that values converge fast
 FLAGS = {
@@ -13,6 +14,10 @@ FLAGS = {
     "dqn": "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
     "--learning-rate 0.002 --buffer-size 500 --batch-size 64",
 }
+# with memory: short sequences are fast
+FLAGS["lstm"] = FLAGS["ppo"].replace("--num-envs 4 --num-steps 32", "--num-envs 32 --num-steps 8")
+for probe in ("ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"):
+    FLAGS[f"lstm {probe}"] = FLAGS["lstm"].replace("10240", "2560")
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
 FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
@@ -35,6 +40,7 @@ VALUES = {  # observation -> value
     "TruncationState": {-1: -1 / (1 - GAMMA), 1: 1 / (1 - GAMMA)},
 }
 ACTIONS = {"ActionReward": {0: 1}, "ObservationAction": {-1: -1, 1: 1}}  # observation -> side of the right action
+REMEMBERED = {"Memory": {-1: -1, 1: 1}}  # first observation -> side of the right last action
 
 LOOK = """
 probe = args.env_id.removeprefix("probe_envs:").removesuffix("Discrete-v0").removesuffix("Continuous-v0")
@@ -52,6 +58,17 @@ if "qf" in globals():
     values, actions = (np.asarray(x.detach() if hasattr(x, "detach") else x) for x in (values, actions))
     values = values.mean(2) if values.ndim == 3 else values  # of quantiles, the mean
     values, actions = values.reshape(-1, len(observations)).mean(0), actions.squeeze(1)  # the mean of all critics
+elif "agent" in globals() and hasattr(agent, "hidden_gates"):
+    x = torch.from_numpy(observations)[None]  # each is the first one of an episode
+    if probe == "Discounting":  # one is
+        x = x.transpose(0, 1)
+    if probe == "Memory":
+        x = torch.cat([x, torch.zeros_like(x), torch.zeros_like(x)])
+    with torch.no_grad():
+        hidden, _ = agent(x, torch.zeros((2, x.shape[1], 128)), torch.zeros(x.shape[:2]))
+        hidden = hidden.flatten(0, 1)[-len(observations) :]
+        values, actions = agent.critic(hidden).squeeze(1).numpy(), agent.actor_mean(hidden).squeeze(1).numpy()
+    scale = agent.return_rms.std.item()
 elif "agent" in globals():
     with torch.no_grad():
         values = agent.get_value(torch.from_numpy(observations)).numpy()
@@ -77,8 +94,9 @@ result |= {"values": values * scale, "scale": scale, "actions": actions}
 def test_values_and_actions(name, tmp_path):
     """All probes in one process; the values and actions that were found for them, next to the right ones."""
     require_for(name)
-    observations = {probe: list(cases) for probe, cases in (VALUES | ACTIONS).items()}
-    kind, first = LINEAGE[name]["probes"], name.split("_")[0]
+    remembered = REMEMBERED if defines(name, "self.hidden_gates") else {}
+    observations = {probe: list(cases) for probe, cases in (VALUES | ACTIONS | remembered).items()}
+    kind, first = LINEAGE[name]["probes"], "lstm" if remembered else name.split("_")[0]
     flags = FLAGS.get(first, FLAGS[family(name)])
     argvs = [
         ["--env-id", f"probe_envs:{probe}{kind.capitalize()}-v0", "--gamma", GAMMA]
@@ -94,7 +112,7 @@ def test_values_and_actions(name, tmp_path):
                 right = right.clip(max=10 * result["scale"])  # no deviation to divide by: the scaled reward is clipped
             good = found == pytest.approx(right, rel=0.1)
         else:
-            found, right = result["actions"], np.array(list(ACTIONS[probe].values()))
+            found, right = result["actions"], np.array(list((ACTIONS | remembered)[probe].values()))
             # where actions are discrete: the probability of action 1, or the greedy action
             right = 0.5 * right if kind == "continuous" else (right > 0).astype(float)
             good = found == pytest.approx(right, abs=0.15 if kind == "continuous" else 0.1)

@@ -99,8 +99,20 @@ def test_kill_at_random_moments(name, tmp_path):
     assert (run_dir(killed) / "model.safetensors").exists()
 
 
+SIGTERM = each_text("ReplayBuffer", "FrameReplay", "BatchReplay", "find_teacher", "gae")
+
+
+@each(lambda name: name not in [*SIGTERM.args[1], "ppo_atari_multigpu"])  # which has tests of its own
+def test_the_text_that_handles_sigterm(name):
+    """One text in all files: a flag that the loop looks at after each checkpoint that is due, and exit code 75."""
+    text = script(name).read_text()
+    assert text.count("signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))") == 1
+    stop = r"(?m)^ {8}if stop_signals or .*\n {12}save_checkpoint\(.*\n {8}if stop_signals:\n {12}print\(.*\n"
+    assert len(re.findall(stop + r" {12}sys\.exit\(75\)  # schedulers start such a job again", text)) == 1
+
+
 @posix
-@each()
+@SIGTERM
 def test_sigterm_then_two_resumes(name, tmp_path):
     """The run would go on for long after the signal; the resumed ones only for as long as a smoke run."""
     require_for(name)
@@ -153,8 +165,8 @@ else:
     assert optimizers and modules
     kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
     kept |= {key: value.state_dict() for key, value in modules.items()}
-for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "int_return"):
-    if key in globals():
+for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "act_state", "int_return"):
+    if key in globals() and not (key == "act_state" and "q_network" in globals()):  # PQN starts anew
         kept[key] = globals()[key]
 if "rng" in globals():
     kept["numpy"] = [str(rng.bit_generator.state)]

@@ -17,7 +17,8 @@ from conftest import (
 
 VIDEO_ENV = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}  # these render fast
 TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048} | dict.fromkeys(("ddpg", "td3", "sac"), 1900)
-FILMING = each_text("make_env", "record_video", "record_game")  # one file for each way of filming
+# one file for each way of filming
+FILMING = each_text("make_env", "record_video", "record_game", "film_game", "film_match")
 
 
 def films(cwd):

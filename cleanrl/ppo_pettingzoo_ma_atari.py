@@ -1,0 +1,556 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "ale-py>=0.12", "gymnasium>=1.2", "numpy>=2", "pettingzoo[atari]>=1.27; sys_platform != 'win32'",
+#     "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+# ]
+# ///
+"""Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games of two players.
+
+Differs from ppo_atari.py:
+1. self-play in PettingZoo's games: one policy plays both sides, and half of the --num-envs streams are of each player;
+2. `Games` does in NumPy what ale_py's vector environment did: frame skip 4 with the maximum of the last two frames,
+   84x84 grey, 4 frames stacked; without no-ops or FIRE on reset, and a lost life does not end an episode;
+3. the network also sees whose observation it is: one of two more channels, next to those of the stack, is white;
+4. returns and lengths are logged by player.
+
+Differs from the paper:
+1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
+2. networks have orthogonal initialisation, and the learning rate decays linearly;
+3. an episode cut off by a time limit is bootstrapped from its final observation.
+
+Run: python ppo_pettingzoo_ma_atari.py --env-id pong_v3 --total-timesteps 20000000
+"""
+
+import difflib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from importlib import import_module
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+try:
+    import ale_py  # has the ROMs
+    import pettingzoo.atari.base_atari_env
+except ImportError:  # make_envs says what to do
+    pettingzoo = None
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+
+    env_id: str = "pong_v3"  # environment
+    total_timesteps: int = 20_000_000  # environment steps in total
+    learning_rate: float = 2.5e-4  # step size of the optimizer
+    num_envs: int = 16  # parallel environments
+    num_steps: int = 128  # rollout length per environment
+    anneal_lr: bool = True  # decay the learning rate linearly to zero
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # trace parameter of the advantage estimate
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # standardise advantages per minibatch
+    clip_coef: float = 0.1  # clip range of ratios and values
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # ceiling of the global gradient norm
+    target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args():
+    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
+    args = tyro.cli(Args, args=argv)
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    return args
+
+
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    (run_dir / "commit.txt").write_text(git.stdout)
+    (run_dir / "packages.txt").write_text("".join(packages))
+    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+        os.truncate(file, event_sizes.get(file.name, 0))
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+    writer = SummaryWriter(run_dir)
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
+
+
+def report(step, total, sps, returns):
+    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
+    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
+    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def area_weights(size, new_size):
+    """The share of each of `size` pixels in each of `new_size` larger ones, up to where the pattern repeats itself."""
+    repeats, scale = math.gcd(size, new_size), size / new_size
+    pixel, larger = np.arange(size // repeats), np.arange(new_size // repeats)[:, None]
+    overlap = np.minimum(pixel + 1, (larger + 1) * scale) - np.maximum(pixel, larger * scale)
+    return (overlap.clip(min=0) / scale).astype(np.float32)
+
+
+class Games:
+    """Games of two players, stepped side by side in threads; the players of game i are streams 2i and 2i + 1.
+
+    Observations are views of one array, which the next step writes to.
+    """
+
+    def __init__(self, make, num_games, **options):
+        options["auto_rom_install_path"] = str(Path(ale_py.__file__).parent / "roms")
+        # PettingZoo's own observations would be screens of all frames, of which half are not needed
+        self.games = [make(obs_type="ram", **options).unwrapped for _ in range(num_games)]
+        self.players, self.num_envs = self.games[0].possible_agents, 2 * num_games
+        self.single_action_space = self.games[0].action_space(self.players[0])
+        self.single_observation_space = gym.spaces.Box(0, 255, (6, 84, 84), np.uint8)
+        width, height = self.games[0].ale.getScreenDims()
+        self.screens = np.zeros((num_games, 2, height, width), dtype=np.uint8)  # the last two frames
+        self.rows, self.columns = area_weights(height, 84), area_weights(width, 84)
+        self.obs = np.zeros((num_games, 2, 6, 84, 84), dtype=np.uint8)
+        self.obs[:, 0, 4] = self.obs[:, 1, 5] = 255  # whose observation it is
+        self.threads = ThreadPoolExecutor(min(num_games, os.cpu_count()))
+
+    def resize(self, screens):
+        rows = self.rows @ screens.reshape(len(screens), -1, self.rows.shape[1], screens.shape[2]).astype(np.float32)
+        return (rows.reshape(-1, self.columns.shape[1]) @ self.columns.T).round().astype(np.uint8).reshape(-1, 84, 84)
+
+    def begin(self, i, seed=None):
+        self.games[i].reset(seed=seed)
+        self.games[i].ale.getScreenGrayscale(self.screens[i, 0])
+        self.obs[i, :, :4] = self.resize(self.screens[i, :1])
+
+    def reset(self, seed):
+        for i in range(len(self.games)):
+            self.begin(i, (seed + i) % 2**31)
+        return self.obs.reshape(self.num_envs, 6, 84, 84), {}
+
+    def play(self, i, actions):
+        """Four frames of game i, or less at its end: (the players' rewards, terminated, truncated)."""
+        game, actions, total = self.games[i], dict(zip(self.players, actions)), np.zeros(2)
+        for frame in range(4):
+            _, rewards, _, truncated, _ = game.step(actions)
+            total += [rewards.get(player, 0) for player in self.players]  # a player who is out gets none
+            terminated, truncated = not game.agents, any(truncated.values())
+            if frame >= 2 or terminated or truncated:
+                game.ale.getScreenGrayscale(self.screens[i, frame % 2])
+            if terminated or truncated:
+                break
+        return total, terminated, truncated
+
+    def step(self, actions):
+        outcomes = self.threads.map(self.play, range(len(self.games)), actions.reshape(-1, 2))
+        rewards, terminated, truncated = (np.array(column) for column in zip(*outcomes))
+        self.obs[:, :, :3] = self.obs[:, :, 1:4]
+        self.obs[:, :, 3] = self.resize(self.screens.max(1))[:, None]
+        obs, infos = self.obs.reshape(self.num_envs, 6, 84, 84), {"final_obs": np.full(self.num_envs, None)}
+        for i in np.flatnonzero(terminated | truncated):
+            infos["final_obs"][2 * i], infos["final_obs"][2 * i + 1] = self.obs[i].copy()
+            self.begin(i)
+        return obs, rewards.ravel(), terminated.repeat(2), truncated.repeat(2), infos
+
+    def close(self):
+        self.threads.shutdown()
+
+
+def make_envs(env_id, num_envs, **options):
+    if pettingzoo is None:
+        raise ImportError("PettingZoo's Atari is missing: pip install ale-py 'pettingzoo[atari]' (not for Windows)")
+    ids = [file.stem for file in Path(pettingzoo.atari.__file__).parent.glob("*_v*.py")]
+    if env_id not in ids:
+        near = ", ".join(difflib.get_close_matches(env_id, ids)) or "pong_v3"
+        raise gym.error.Error(f"PettingZoo has no Atari game {env_id}, but {near}; ppo.py handles Gymnasium's")
+    envs = Games(import_module(f"pettingzoo.atari.{env_id}").parallel_env, num_envs // 2, **options)
+    if len(envs.players) != 2:
+        raise gym.error.Error(f"{env_id} is a game of {len(envs.players)} players, not of two")
+    return envs
+
+
+def film_match(policy, envs, seed, path):
+    """A game of the policy against itself, in colour."""
+    from moviepy import ImageSequenceClip
+
+    frames = []
+
+    def film(obs):
+        frames.append(envs.games[0].ale.getScreenRGB())
+        del frames[4500:]  # five minutes are enough
+        return policy(obs)
+
+    evaluate(film, envs, seed)
+    envs.close()
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+def layer_init(layer, std=2**0.5):
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.network = nn.Sequential(
+            layer_init(nn.Conv2d(6, 32, 8, stride=4)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(64, 64, 3, stride=1)),
+            nn.ReLU(),
+            nn.Flatten(),
+            layer_init(nn.Linear(64 * 7 * 7, 512)),
+            nn.ReLU(),
+        )
+        self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
+        self.critic = layer_init(nn.Linear(512, 1), std=1.0)
+
+    def get_value(self, obs):
+        return self.critic(self.network(obs / 255)).squeeze(-1)
+
+    def get_action(self, obs):
+        logits = self.actor(self.network(obs / 255))
+        return (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)  # Gumbel-max draw from the softmax
+
+    def evaluate(self, obs, action):
+        hidden = self.network(obs / 255)
+        logprobs = self.actor(hidden).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return -nn.functional.nll_loss(logprobs, action, reduction="none"), entropy, self.critic(hidden).squeeze(-1)
+
+
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
+
+    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
+    """
+    advantages, advantage = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
+        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
+        next_value = values[t]
+    return advantages
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
+    graph, calls = torch.cuda.CUDAGraph(), 0
+
+    def call():
+        nonlocal calls
+        calls += 1
+        if calls <= warmup:
+            return function()
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                function()
+        graph.replay()
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+def load_policy(run_dir, envs, device):
+    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    return torch.no_grad()(
+        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device)).cpu().numpy()
+    )
+
+
+if __name__ == "__main__":
+    # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    args = parse_args()
+    if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
+        fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
+    batch_size = args.num_envs * args.num_steps
+    minibatch_size = batch_size // args.num_minibatches
+    num_iterations = args.total_timesteps // batch_size
+    if batch_size % args.num_minibatches or minibatch_size < 2:
+        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
+    if num_iterations == 0:
+        fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
+    if args.num_envs % 2:
+        fail("--num-envs must be even: each game has two players")
+    try:
+        envs = make_envs(args.env_id, 2)  # a first look, before anything is written
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+
+    # Seeding
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
+
+    # Environments
+    envs = make_envs(args.env_id, args.num_envs)
+
+    # Agent and optimizer
+    agent = Agent(envs).to(device)
+    weights = flatten(agent)
+    lr = torch.tensor(args.learning_rate, device=device)
+    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
+
+    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
+    obs_shape = (args.num_steps, args.num_envs, *envs.single_observation_space.shape)
+    obs = torch.zeros(obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((args.num_steps, args.num_envs, *envs.single_action_space.shape), dtype=np.int64)
+    rewards, dones, final_values = np.zeros((3, args.num_steps, args.num_envs), dtype=np.float32)
+    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
+    b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
+    b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
+    mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
+    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
+    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
+    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
+    recent_returns = deque(maxlen=20)
+
+    @torch.no_grad()
+    def act():
+        act_action.copy_(agent.get_action(act_obs))
+
+    @torch.no_grad()
+    def value(x):
+        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device)).cpu().numpy()
+
+    def update():
+        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
+        newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
+        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_advantages[mb_inds]
+        if args.norm_adv:
+            mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+
+        logratio = newlogprob - b_logprobs[mb_inds]
+        ratio = logratio.exp()
+        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
+        v_error = (newvalue - mb_returns) ** 2
+        if args.clip_vloss:
+            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
+            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
+        v_loss = 0.5 * v_error.mean()
+        entropy_loss = entropy.mean()
+        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+
+        weights.grad.zero_()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
+        optimizer.step()
+        with torch.no_grad():
+            old_approx_kl = -logratio.mean()
+            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
+            clipfrac = (ratio != clipped_ratio).float().mean()
+            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
+
+    if device.type == "cuda" and args.cuda_graphs:
+        act, update = cuda_graph(act), cuda_graph(update)
+
+    # Resume
+    def save_checkpoint():
+        writer.flush()
+        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
+        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
+        torch.save(state, run_dir / "unfinished.tmp")
+        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
+
+    global_step = 0
+    if args.resume:
+        global_step = checkpoint["global_step"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
+        torch.set_rng_state(checkpoint["rng"][0])
+        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
+            torch.cuda.set_rng_state(checkpoint["rng"][1])
+    else:
+        save_checkpoint()
+
+    # Training loop
+    start_time, start_step = time.perf_counter(), global_step
+    next_obs, infos = envs.reset(seed=args.seed + global_step)
+    for iteration in range(global_step // batch_size, num_iterations):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+
+        # Act
+        final_values[:] = 0
+        for step in range(args.num_steps):
+            obs[step] = next_obs
+            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
+            act()
+            actions[step] = act_action.cpu().numpy()
+            next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
+            rewards[step], dones[step] = np.sign(reward), terminated | truncated
+            episode_returns += reward
+            episode_lengths += 1
+            cut = truncated & ~terminated
+            if cut.any():
+                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
+            for i in np.flatnonzero(dones[step]):  # environment i has made step number global_step + i + 1
+                writer.add_scalar(f"charts/episodic_return-player{i % 2}", episode_returns[i], global_step + i + 1)
+                writer.add_scalar(f"charts/episodic_length-player{i % 2}", episode_lengths[i], global_step + i + 1)
+                recent_returns.append(episode_returns[i])
+                episode_returns[i] = episode_lengths[i] = 0
+            global_step += args.num_envs
+
+        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
+        b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
+        with torch.no_grad():
+            b_logprobs[:], _, b_values[:] = agent.evaluate(b_obs, b_actions)
+        values = b_values.cpu().numpy().reshape(rewards.shape)
+        advantages = gae(rewards, values, value(next_obs), dones, final_values, args.gamma, args.gae_lambda)
+        b_advantages.copy_(torch.from_numpy(advantages).flatten())
+        b_returns.copy_(b_advantages + b_values)
+
+        # Learn
+        losses.zero_()
+        for epoch in range(args.update_epochs):
+            for inds in torch.randperm(batch_size, device=device).split(minibatch_size):
+                mb_inds.copy_(inds)
+                update()
+            if args.target_kl is not None and approx_kl > args.target_kl:
+                break
+
+        # Log
+        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
+        if not np.isfinite([*means, weights.sum().item()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
+        for name, mean in zip(loss_names, means):
+            writer.add_scalar(f"losses/{name}", mean, global_step)
+        writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
+            report(global_step, args.total_timesteps, sps, recent_returns)
+
+        # Checkpoint
+        if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
+            with torch.random.fork_rng():
+                policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
+                film_match(policy, make_envs(args.env_id, 2), args.seed, run_dir / f"videos/step-{global_step}.mp4")
+        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
+            save_checkpoint()
+        if stop_signals:
+            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(75)  # schedulers start such a job again
+
+    # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
+    envs.close()
+    if args.save_model:
+        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar(f"eval/episodic_return-player{i % 2}", episodic_return, i // 2)
+        print(f"\nEvaluation on held-out seeds: {eval_returns[::2].mean():.2f} against {eval_returns[1::2].mean():.2f}")
+    writer.close()
+    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
