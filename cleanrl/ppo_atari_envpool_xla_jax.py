@@ -389,7 +389,7 @@ if __name__ == "__main__":
     # Agent and optimizer
     agent = Agent(envs.single_action_space.n)
     obs_shape = envs.single_observation_space.shape
-    params = agent.init(init_key, jnp.zeros((1, *obs_shape)))
+    params = jax.jit(agent.init)(init_key, jnp.zeros((1, *obs_shape)))
     forward = jax.jit(agent.apply)
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
 
