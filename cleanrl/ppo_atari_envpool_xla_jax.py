@@ -263,17 +263,43 @@ def record_game(policy, envs, env_id, seed, path):
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
+class Conv(nn.Module):
+    """A convolution without padding, as the product of patches and a matrix.
+
+    XLA's own convolutions have gradients that are very slow on a CPU within `lax.scan`.
+    """
+
+    features: int
+    size: int  # a multiple of the stride, as are height and width
+    stride: int
+
+    @nn.compact
+    def __call__(self, x):
+        num, height, width, channels = x.shape
+        stride, cells, shape = self.stride, self.size // self.stride, (self.size, self.size, channels, self.features)
+        kernel = self.param("kernel", nn.initializers.orthogonal(2**0.5), shape)
+        bias = self.param("bias", nn.initializers.zeros, self.features)
+
+        # cells of stride x stride pixels become pixels, over which a smaller kernel has stride 1
+        x = x.reshape(num, height // stride, stride, width // stride, stride, channels).swapaxes(2, 3)
+        x = x.reshape(num, height // stride, width // stride, -1)
+        kernel = kernel.reshape(cells, stride, cells, stride, channels, -1).swapaxes(1, 2)
+        rows, columns = x.shape[1] - cells + 1, x.shape[2] - cells + 1
+        patches = [x[:, i : i + rows, j : j + columns] for i in range(cells) for j in range(cells)]
+        return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, self.features) + bias
+
+
 class Agent(nn.Module):
     num_actions: int
 
     @nn.compact
     def __call__(self, obs):
-        conv, dense = (partial(layer, kernel_init=nn.initializers.orthogonal(2**0.5)) for layer in (nn.Conv, nn.Dense))
-        hidden = jnp.transpose(obs, (0, 2, 3, 1)) / 255  # Flax has the channels last
-        hidden = nn.relu(conv(32, (8, 8), strides=4, padding="VALID")(hidden))
-        hidden = nn.relu(conv(64, (4, 4), strides=2, padding="VALID")(hidden))
-        hidden = nn.relu(conv(64, (3, 3), strides=1, padding="VALID")(hidden))
-        hidden = nn.relu(dense(512)(hidden.reshape(len(hidden), -1)))
+        hidden = jnp.transpose(obs, (0, 2, 3, 1)) / 255  # the channels come last
+        hidden = nn.relu(Conv(32, 8, stride=4)(hidden))
+        hidden = nn.relu(Conv(64, 4, stride=2)(hidden))
+        hidden = nn.relu(Conv(64, 3, stride=1)(hidden))
+        hidden = hidden.reshape(len(hidden), -1)
+        hidden = nn.relu(nn.Dense(512, kernel_init=nn.initializers.orthogonal(2**0.5))(hidden))
         logits = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(0.01))(hidden)
         return logits, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(hidden).squeeze(-1)
 
@@ -411,7 +437,7 @@ if __name__ == "__main__":
         logits, value = agent.apply(params, games["obs"])
         action = jax.random.categorical(key, logits)
         # the handle goes in and comes out, so that XLA keeps the steps of the games in their order
-        handle, (obs, reward, terminated, truncated, infos) = env_step(games["handle"], action)
+        handle, (obs, reward, terminated, truncated, infos) = env_step(games["handle"], action.astype(jnp.int32))
         game_over, lives = terminated | truncated, infos["lives"]
         life_lost = (0 < lives) & (lives < games["lives"])  # some games go on for a moment with no life left
         game_return, game_length = games["return"] + reward, games["length"] + ~games["over"]
@@ -441,7 +467,7 @@ if __name__ == "__main__":
         return {name: x.reshape(batch_size, *x.shape[2:]) for name, x in batch.items()}, 1 - unexplained
 
     @partial(jax.jit, donate_argnums=0)
-    def update(learner, batch, mb_inds, lr):
+    def update(learner, mb_inds, batch, lr):
         mb = {name: x[mb_inds] for name, x in batch.items()}
 
         def loss_of(params):
@@ -497,7 +523,7 @@ if __name__ == "__main__":
         for epoch in range(args.update_epochs):
             epoch_key = jax.random.fold_in(iteration_key, args.num_steps + epoch)
             for mb_inds in jax.random.permutation(epoch_key, batch_size).reshape(args.num_minibatches, -1):
-                learner, approx_kl = update(learner, batch, mb_inds, lr)
+                learner, approx_kl = update(learner, mb_inds, batch, lr)
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
 
