@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import each, inspect_run, load, raw_scalars, require_for, run_dir, script, smoke, uses
+from conftest import each, each_text, inspect_run, load, raw_scalars, require_for, run_dir, script, smoke, uses
 from test_bad_input import hiding, refuse
 from test_math import defines
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="EnvPool is for Linux only")
 
 on_envpool = each(lambda name: uses(name, "envpool"))
-has_class = each(lambda name: defines(name, "class SameStepEnvPool"))
+has_class = each_text("SameStepEnvPool", which=lambda name: uses(name, "envpool"))
 
 
 def raw_games(game, actions, seed, steps, **options):
@@ -161,7 +161,7 @@ result |= {key: np.array(globals()[key]) for key in ("rewards", "dones", "final_
 """
 
 
-@on_envpool
+@each(lambda name: uses(name, "envpool") and not defines(name, ".xla()"))  # those: test_xla.py
 def test_games_of_a_run(name, tmp_path):
     """Whole games in the log, unclipped; no dummy row; ends at lost lives; values of final observations where cut."""
     require_for(name)
