@@ -201,7 +201,7 @@ def check_targets(got, terminated, truncated, gamma=0.99, gae_lambda=0.95):
             if terminated[t, i] or truncated[t, i]:
                 stretch = []
     valid = rollout["valid"].reshape(-1)
-    assert not valid.all()
+    assert not valid.all() and (truncated & ~terminated).any()
     advantages, returns = batch["advantages"][valid], batch["returns"][valid]
     np.testing.assert_allclose(advantages, expected.reshape(-1)[valid], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(returns, advantages + values[:-1].reshape(-1)[valid], rtol=1e-3, atol=1e-3)
