@@ -18,6 +18,9 @@ Differs from the paper:
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_atari_envpool.py --env-id Breakout-v5 --total-timesteps 10000000
+Pong, a mean return of 18 over 20 games after 72 seconds with seed 1, on an H200 with 16 CPU cores (seed 2: 11.7 at the
+end): python ppo_atari_envpool.py --env-id Pong-v5 --clip-coef 0.2 --num-envs 64 --num-steps 64 --num-minibatches 8
+--update-epochs 4 --learning-rate 1e-3 --total-timesteps 2000000
 """
 
 import difflib
