@@ -192,6 +192,7 @@ class SameStepEnvPool:
 def make_envs(env_id, num_envs, life_loss=True, **options):
     if envpool is None:
         raise ImportError("EnvPool is missing: pip install envpool (Linux only, ppo_atari.py runs elsewhere)")
+    env_id = env_id.replace("NoFrameskip-v4", "-v5")  # EnvPool's name of the same game
     if env_id not in envpool.list_all_envs():
         near = difflib.get_close_matches(env_id, envpool.list_all_envs())
         raise gym.error.Error(f"EnvPool has no {env_id}; its names are like {', '.join(near) or 'Breakout-v5'}")

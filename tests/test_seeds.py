@@ -19,6 +19,7 @@ COMMANDS = [
     ("ppo", "--env-id CartPole-v1 --total-timesteps 5000", ()),
     ("dqn", "--env-id CartPole-v1 --total-timesteps 12000", ()),
     ("ppo_atari", "--env-id BreakoutNoFrameskip-v4 --total-timesteps 1024", ()),
+    ("ppo_atari_envpool", "--env-id BreakoutNoFrameskip-v4 --total-timesteps 1024", ()),
 ]
 
 
