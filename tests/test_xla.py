@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import each, environment, inspect_run, load, raw_scalars, require_for, run_dir, script
+from conftest import each_text, environment, inspect_run, load, raw_scalars, require_for, run_dir, script
 from test_bad_input import refuse
 from test_math import advantages_of_episode, defines
 
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="En
 
 LOOP, SCAN = "ppo_atari_envpool_xla_jax", "ppo_atari_envpool_xla_jax_scan"
 LIMIT, SEED = 70, 3  # steps of a game
-on_xla = each(lambda name: defines(name, ".xla()"))
+on_xla = {"which": lambda name: defines(name, ".xla()")}
 
 
-@on_xla
+@each_text("Conv", "Agent", **on_xla)
 def test_convolution_and_initial_weights(name):
     module = load(name)
     import jax
@@ -38,7 +38,7 @@ def test_convolution_and_initial_weights(name):
         assert not params[layer]["bias"].any()
 
 
-@on_xla
+@each_text("ppo_loss", "masked_mean", **on_xla)
 @pytest.mark.parametrize("clip_vloss", [True, False])
 @pytest.mark.parametrize("norm_adv", [True, False])
 def test_loss_and_gradients_are_those_of_the_valid_rows_alone(name, clip_vloss, norm_adv):
@@ -85,7 +85,7 @@ def test_loss_and_gradients_are_those_of_the_valid_rows_alone(name, clip_vloss, 
         np.testing.assert_allclose(ours[mb["valid"]], theirs.grad, rtol=1e-3, atol=1e-6)
 
 
-@on_xla
+@each_text("ppo_loss", "masked_mean", **on_xla)
 def test_a_minibatch_of_dummy_rows_alone_teaches_nothing(name):
     module = load(name)
     mb = {column: np.ones(4, np.float32) for column in ("logprobs", "values", "advantages", "returns")}
@@ -232,7 +232,7 @@ def test_runs_of_both_files(tmp_path):
         np.testing.assert_allclose(values[1], values[0], rtol=1e-3, atol=1e-4, err_msg=tag)
 
 
-@on_xla
+@each_text("check_xla", **on_xla)
 def test_a_device_without_the_interface(name, tmp_path):
     """As on a system whose JAX has no such call: one line that names a way out, and no folder."""
     package = "import envpool.python.lax as lax\n\n\ndef xla(self):\n    raise RuntimeError('no such call')\n\n\n"
