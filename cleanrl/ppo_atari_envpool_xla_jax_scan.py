@@ -61,6 +61,7 @@ except ImportError:  # make_envs says what to do
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
     seed: int = 1  # random seed
+    cuda: bool = True  # use the GPU if there is one
     track: bool = False  # mirror the run to Weights & Biases
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
@@ -392,6 +393,8 @@ if __name__ == "__main__":
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to other runs
+    if not args.cuda:
+        jax.config.update("jax_platforms", "cpu")
     try:
         check_xla(make_envs(args.env_id, 1))  # a first look, before anything is written
     except (gym.error.Error, ImportError) as error:
@@ -400,7 +403,6 @@ if __name__ == "__main__":
     run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
     # Seeding
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # handing over to a thread costs more than it hides here
     device = jax.devices()[0]
     key, init_key = jax.random.split(jax.random.key(args.seed))
 

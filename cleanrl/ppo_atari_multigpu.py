@@ -8,8 +8,8 @@
 
 Differs from ppo_atari.py:
 1. torchrun starts one process for each GPU, on any number of machines; each plays --local-num-envs games of its own;
-2. each process computes the gradient of its share of a minibatch; the mean of these gradients, of the losses and of the
-   standardisation of advantages is over all processes, so that N processes learn what one with N times the games would;
+2. each process computes the gradient of its share of a minibatch; gradients, losses, and the mean and variance that
+   standardise advantages are averaged over all processes, so that N learn what one with N times the games would;
 3. all processes stop an update on KL, and the run on a signal, together; process 0 logs and writes the checkpoints.
 
 Differs from the paper:
@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -54,7 +54,7 @@ class Args:
     seed: int = 1  # random seed
     torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
     cuda: bool = True  # use the GPU if there is one
-    device_ids: tuple[int, ...] = ()  # the GPU of each process of this machine; by default the first, second and so on
+    device_ids: list[int] = field(default_factory=list)  # the GPU of each process of a machine; by default 0, 1, ...
     backend: Literal["gloo", "nccl", "mpi"] | None = None  # how processes talk; by default nccl on GPUs, else gloo
     cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
     track: bool = False  # mirror the run to Weights & Biases
@@ -305,7 +305,7 @@ if __name__ == "__main__":
     rank, local_rank = (int(os.environ.get(key, 0)) for key in ("RANK", "LOCAL_RANK"))  # torchrun sets them
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if rank > 0:
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # process 0 speaks for all
+        sys.stdout = open(os.devnull, "w")  # process 0 speaks for all
     args = parse_args()
     if min(args.local_num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
         fail(
@@ -326,20 +326,21 @@ if __name__ == "__main__":
     except (gym.error.Error, ImportError) as error:
         fail(error)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    backend = args.backend or {"cuda": "nccl", "cpu": "gloo"}[device.type]
+    if not dist.is_backend_available(backend) or (backend == "nccl" and device.type == "cpu"):
+        fail(f"--backend {backend} does not work with this PyTorch on {device.type}: --backend gloo does")
     if device.type == "cuda":
         local_world_size, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
         device_ids = args.device_ids or range(local_world_size)
         if len(device_ids) != local_world_size or not set(device_ids) <= set(range(gpus)):
             fail(f"{local_world_size} processes need one of the {gpus} GPUs each: --device-ids, or --no-cuda")
+        if backend == "nccl" and len(set(device_ids)) < local_world_size:
+            fail("--device-ids with a GPU for two processes needs --backend gloo")
         device = torch.device("cuda", device_ids[local_rank])
         torch.cuda.set_device(device)
-    backend = args.backend or {"cuda": "nccl", "cpu": "gloo"}[device.type]
-    if not dist.is_backend_available(backend) or (backend == "nccl" and device.type == "cpu"):
-        fail(f"--backend {backend} does not work with this PyTorch on {device.type}: --backend gloo does")
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
     if args.resume and len(checkpoint["rng"]) != world_size:
         fail(f"--resume continues the run as it began, with {len(checkpoint['rng'])} processes, not {world_size}")
-    sys.stderr = sys.__stderr__
     if world_size > 1:
         dist.init_process_group(backend)
     elif not dist.is_initialized():  # without torchrun
@@ -360,8 +361,9 @@ if __name__ == "__main__":
 
     # Agent and optimizer
     agent = Agent(envs).to(device)
-    torch.manual_seed(args.seed + 2**32 * rank)
     weights = flatten(agent)
+    dist.broadcast(weights.detach(), 0)
+    torch.manual_seed(args.seed + 10**6 * rank)
     lr = torch.tensor(args.learning_rate, device=device)
     optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
 
@@ -471,9 +473,7 @@ if __name__ == "__main__":
             if cut.any():
                 final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
             game_over = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
-            for i in np.flatnonzero(
-                game_over
-            ):  # environment i has made step number global_step + i + 1 of this process
+            for i in np.flatnonzero(game_over):  # environment i of this process
                 at = global_step + rank * args.local_num_envs + i + 1
                 episodes.append((int(at), episode_returns[i], episode_lengths[i]))
                 episode_returns[i] = episode_lengths[i] = 0
@@ -508,7 +508,8 @@ if __name__ == "__main__":
             recent_returns.append(episodic_return)
         means = (average(losses) / ((epoch + 1) * args.num_minibatches)).tolist()
         if not np.isfinite([*means, weights.sum().item()]).all():
-            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
+            message = f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}"
+            sys.exit(message if rank == 0 else 1)
         for name, mean in zip(loss_names, means):
             writer.add_scalar(f"losses/{name}", mean, global_step)
         moments = [x.mean(dtype=float) for y in (advantages, advantages + values) for x in (y, y**2)]
@@ -524,7 +525,7 @@ if __name__ == "__main__":
         # Checkpoint
         stopping = average(torch.tensor(float(bool(stop_signals)), device=device)).item() > 0  # one stops all
         if rank == 0 and args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
                 record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
         if stopping or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:

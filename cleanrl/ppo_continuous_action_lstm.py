@@ -7,7 +7,7 @@
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347) with an LSTM: continuous actions.
 
 Differs from ppo_continuous_action.py:
-1. an LSTM between a first layer and the heads of actor and critic, which starts afresh in each episode;
+1. actor and critic share a first layer and an LSTM after it, which starts afresh in each episode;
 2. minibatches are whole environments, in the order of time, from the state that the LSTM had at the rollout's start;
 3. the 2048 steps of a rollout come from 16 environments, to be split into 8 minibatches.
 

@@ -163,6 +163,7 @@ class MaskFirst(gym.Wrapper):
 
     def join(self, obs, *outcome):
         mask = (outcome[-1] | obs if isinstance(obs, dict) else outcome[-1]).get("action_mask", [])
+        mask = np.concatenate(mask) if isinstance(mask, tuple) else mask
         if np.size(mask) != (size := self.action_space.nvec.sum()):
             raise gym.error.Error(f"{self.spec.id} needs an action_mask of {size} numbers; ppo.py needs none")
         return gym.spaces.flatten(self.parts, (np.append(mask, 0)[self.slots], obs)), *outcome

@@ -8,7 +8,8 @@
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games of two players.
 
 Differs from ppo_atari.py:
-1. self-play in PettingZoo's games: one policy plays both sides, and half of the --num-envs streams are of each player;
+1. self-play in PettingZoo's games: one policy plays both sides; --num-envs counts players, so that 16 are 8 games; a
+   game ends for both players as soon as one is out;
 2. `Games` does in NumPy what ale_py's vector environment did: frame skip 4 with the maximum of the last two frames,
    84x84 grey, 4 frames stacked; without no-ops or FIRE on reset, and a lost life does not end an episode;
 3. the network also sees whose observation it is: one of two more channels, next to those of the stack, is white;
@@ -207,8 +208,8 @@ class Games:
         game, actions, total = self.games[i], dict(zip(self.players, actions)), np.zeros(2)
         for frame in range(4):
             _, rewards, _, truncated, _ = game.step(actions)
-            total += [rewards.get(player, 0) for player in self.players]  # a player who is out gets none
-            terminated, truncated = not game.agents, any(truncated.values())
+            total += [rewards[player] for player in self.players]
+            terminated, truncated = len(game.agents) < 2, any(truncated.values())
             if frame >= 2 or terminated or truncated:
                 game.ale.getScreenGrayscale(self.screens[i, frame % 2])
             if terminated or truncated:
@@ -236,7 +237,9 @@ def make_envs(env_id, num_envs, **options):
     ids = [file.stem for file in Path(pettingzoo.atari.__file__).parent.glob("*_v*.py")]
     if env_id not in ids:
         near = ", ".join(difflib.get_close_matches(env_id, ids)) or "pong_v3"
-        raise gym.error.Error(f"PettingZoo has no Atari game {env_id}, but {near}; ppo.py handles Gymnasium's")
+        raise gym.error.Error(
+            f"PettingZoo has no Atari game {env_id}, but {near}; ppo_atari.py handles those for one player"
+        )
     envs = Games(import_module(f"pettingzoo.atari.{env_id}").parallel_env, num_envs // 2, **options)
     if len(envs.players) != 2:
         raise gym.error.Error(f"{env_id} is a game of {len(envs.players)} players, not of two")
@@ -495,7 +498,8 @@ if __name__ == "__main__":
             for i in np.flatnonzero(dones[step]):  # environment i has made step number global_step + i + 1
                 writer.add_scalar(f"charts/episodic_return-player{i % 2}", episode_returns[i], global_step + i + 1)
                 writer.add_scalar(f"charts/episodic_length-player{i % 2}", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
+                if i % 2 == 0:  # player 0's: what one wins the other may lose
+                    recent_returns.append(episode_returns[i])
                 episode_returns[i] = episode_lengths[i] = 0
             global_step += args.num_envs
 
@@ -533,7 +537,7 @@ if __name__ == "__main__":
 
         # Checkpoint
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
                 film_match(policy, make_envs(args.env_id, 2), args.seed, run_dir / f"videos/step-{global_step}.mp4")
         if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:

@@ -608,7 +608,7 @@ if __name__ == "__main__":
 
         # Checkpoint
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
                 game = make_envs(args.env_id, 1, life_loss=False)
                 record_game(policy, game, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")

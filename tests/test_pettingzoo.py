@@ -178,7 +178,7 @@ class Sides:
         self.frame += 1
         right = {"a": self.side, "b": 1 - self.side}
         rewards = {player: int(actions[player] == right[player]) for player in right}
-        self.agents = [] if self.frame == 4 else ["a", "b"]
+        self.agents = ["b"] if self.frame == 4 else ["a", "b"]  # the game ends for both when one is out
         return None, rewards, None, {player: False for player in right}, None
 
 
