@@ -251,6 +251,8 @@ class Masked(gym.Env):
             self.valid = [np.zeros(n, dtype=bool) for n in self.nvec]
         mask = {"action_mask": np.concatenate(self.valid).astype(np.int8)}
         obs = {"sign": np.full((1, 1), float(self.sign)), "noise": self.np_random.integers(3)}
+        if self.in_info and len(self.nvec) > 1:  # by dimension, as in Gymnasium's MultiDiscrete.sample
+            mask["action_mask"] = tuple(valid.astype(np.int8) for valid in self.valid)
         return (obs, mask) if self.in_info else (obs | mask, {})
 
     def reset(self, *, seed=None, options=None):
@@ -271,4 +273,5 @@ class Masked(gym.Env):
 
 MULTI = gym.spaces.MultiDiscrete([3, 5], start=[0, 10])
 gym.register("MaskedMulti-v0", Masked, kwargs={"action_space": MULTI})
+gym.register("MaskedTuple-v0", Masked, kwargs={"action_space": MULTI, "in_info": True})
 gym.register("MaskedDiscrete-v0", Masked, kwargs={"action_space": gym.spaces.Discrete(4, start=2), "in_info": True})

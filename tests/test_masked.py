@@ -15,7 +15,7 @@ ENVS = {"MaskedMulti-v0": [3, 5], "MaskedDiscrete-v0": [4]}
 
 @masks
 def test_the_vector_begins_with_the_padded_mask(name):
-    for env_id, nvec in ENVS.items():
+    for env_id, nvec in (ENVS | {"MaskedTuple-v0": [3, 5]}).items():
         envs = load(name).make_envs(f"probe_envs:{env_id}", 2, 1)
         obs, _ = envs.reset(seed=3)
         assert envs.single_action_space.nvec.tolist() == nvec
