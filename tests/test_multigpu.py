@@ -1,7 +1,6 @@
 """Several processes of ppo_atari_multigpu.py learn as one with all their environments would, and stop together."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,14 +27,20 @@ NAME = "ppo_atari_multigpu"
 ARGV = ["--num-steps", 16, "--num-minibatches", 4, "--env-id", "PongNoFrameskip-v4"]
 
 
+STORES = []  # kept open, each at a port of its own, until the tests end
+
+
 def ranks(world_size):
-    """The environments of the processes that torchrun would start on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
-    shared |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    return [environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(world_size)]
+    """The environments of the processes that torchrun would start on this machine, with a store for them to meet."""
+    import torch.distributed as dist
+
+    STORES.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": STORES[-1].port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    if sys.platform == "linux":
+        shared["GLOO_SOCKET_IFNAME"] = "lo"
+    own = [{"RANK": rank, "LOCAL_RANK": rank} for rank in range(world_size)]
+    return [environment(**{key: str(value) for key, value in (shared | numbers).items()}) for numbers in own]
 
 
 SAME_CHANCE = """
