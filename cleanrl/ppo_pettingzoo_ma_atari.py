@@ -238,7 +238,7 @@ def make_envs(env_id, num_envs, **options):
     if env_id not in ids:
         near = ", ".join(difflib.get_close_matches(env_id, ids)) or "pong_v3"
         raise gym.error.Error(
-            f"PettingZoo has no Atari game {env_id}, but {near}; ppo_atari.py handles those for one player"
+            f"PettingZoo has no Atari game {env_id}, but {near}; ppo.py and ppo_atari.py handle Gymnasium's"
         )
     envs = Games(import_module(f"pettingzoo.atari.{env_id}").parallel_env, num_envs // 2, **options)
     if len(envs.players) != 2:
