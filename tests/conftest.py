@@ -71,6 +71,7 @@ def uses(name, module):
     return module in imports(script(name).read_text())
 
 
+@functools.cache  # also because Python 3.11 cannot parse in two threads at once
 def imports(source):
     """The top-level modules that a source text imports anywhere; a relative import counts as "."."""
     modules = set()
@@ -79,7 +80,7 @@ def imports(source):
             modules |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module.split(".")[0] if node.level == 0 else ".")
-    return modules
+    return frozenset(modules)
 
 
 def header(source):
