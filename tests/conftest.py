@@ -80,7 +80,7 @@ def imports(source):
             modules |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module.split(".")[0] if node.level == 0 else ".")
-    return frozenset(modules)
+    return modules
 
 
 def header(source):
