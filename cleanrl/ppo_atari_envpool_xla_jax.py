@@ -8,7 +8,7 @@
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games of EnvPool.
 
 Differs from ppo_atari_envpool.py:
-1. JAX, Flax and Optax in place of torch;
+1. JAX, Flax and Optax in place of torch; convolutions are products of patches and matrices;
 2. EnvPool's XLA interface: one compiled function chooses actions and steps the games, whose observations stay on the
    device; games that end are read from there once per rollout;
 3. that interface restarts a finished game on the step after its end, whose action is ignored: such dummy rows are kept

@@ -308,17 +308,13 @@ if __name__ == "__main__":
         sys.stdout = open(os.devnull, "w")  # process 0 speaks for all
     args = parse_args()
     if min(args.local_num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
-        fail(
-            "--local-num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1"
-        )
+        fail("--local-num-envs, --num-steps, --num-minibatches, --update-epochs, --checkpoint-freq must be at least 1")
     num_envs = args.local_num_envs * world_size
     batch_size, local_batch_size = num_envs * args.num_steps, args.local_num_envs * args.num_steps
     minibatch_size = local_batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     if local_batch_size % args.num_minibatches or minibatch_size < 2:
-        fail(
-            f"--num-minibatches must divide a process's {local_batch_size} steps into minibatches of two steps or more"
-        )
+        fail(f"--num-minibatches must divide {local_batch_size} steps of a process into minibatches of two or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
     try:
@@ -374,7 +370,7 @@ if __name__ == "__main__":
     rewards, dones, final_values = np.zeros((3, args.num_steps, args.local_num_envs), dtype=np.float32)
     act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
     b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
-    b_logprobs, b_values, b_advantages, b_weights, b_returns = torch.zeros((5, local_batch_size), device=device)
+    b_logprobs, b_values, b_advantages, b_standardized, b_returns = torch.zeros((5, local_batch_size), device=device)
     mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
     loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
     losses = torch.zeros(len(loss_names), device=device)  # sums over an update
@@ -392,7 +388,7 @@ if __name__ == "__main__":
     def gradient():
         global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
         newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
-        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_weights[mb_inds]
+        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_standardized[mb_inds]
 
         logratio = newlogprob - b_logprobs[mb_inds]
         ratio = logratio.exp()
@@ -494,7 +490,7 @@ if __name__ == "__main__":
         for epoch in range(args.update_epochs):
             epoch_inds = torch.randperm(local_batch_size, device=device).view(args.num_minibatches, minibatch_size)
             mb_advantages = b_advantages[epoch_inds]
-            b_weights[epoch_inds] = standardize(mb_advantages) if args.norm_adv else mb_advantages
+            b_standardized[epoch_inds] = standardize(mb_advantages) if args.norm_adv else mb_advantages
             for inds in epoch_inds:
                 mb_inds.copy_(inds)
                 update()
@@ -531,15 +527,14 @@ if __name__ == "__main__":
         if stopping or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
             save_checkpoint()
         if stopping:
-            print(
-                f"\nStopped at step {global_step}. To continue: torchrun, as before, {sys.argv[0]} --resume {run_dir}"
-            )
+            print(f"\nStopped at step {global_step}. To continue, start it in the same way with --resume {run_dir}")
             sys.exit(75)  # schedulers start such a job again
 
     # Save and close
     signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
     if world_size > 1:
+        dist.barrier()  # nobody leaves while another still talks
         dist.destroy_process_group()
     if args.save_model and rank == 0:
         save_file(agent.state_dict(), run_dir / "model.safetensors")

@@ -196,8 +196,8 @@ names = ["logprobs", "values", "advantages", "returns"]
 result |= {name: globals()["b_" + name][mb_inds].flatten().numpy().astype("float64") for name in names}
 outputs = {"newlogprob": logprob, "entropy": entropy, "newvalue": value}
 result |= {name: output.flatten().numpy() for name, output in outputs.items()} | {"args": vars(args)}
-if "b_weights" in globals():  # standardised with those of other processes, before the update
-    b_weights[mb_inds] = standardize(b_advantages[mb_inds][None])[0] if args.norm_adv else b_advantages[mb_inds]
+if "b_standardized" in globals():  # standardised with those of other processes, before the update
+    b_standardized[mb_inds] = standardize(b_advantages[mb_inds][None])[0] if args.norm_adv else b_advantages[mb_inds]
 args.clip_coef = (logprob - b_logprobs[mb_inds]).expm1().abs().median().item()  # clips about half of them
 before = weights.detach().clone()
 update()
