@@ -71,6 +71,7 @@ def train(arguments):
 
 def test(arguments):
     install(TEST_EXTRAS)
+    python("-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "requirements/no-deps.txt")
     install_gl()
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
     python("-m", "cleanrl_utils.style")

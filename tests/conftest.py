@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import pytest
 
 TESTS = Path(__file__).parent
@@ -223,15 +224,25 @@ def python(path):
     return [*(private_network() if "ray" in imports(Path(path).read_text()) else []), sys.executable]
 
 
-def start(path, *argv, cwd, env=None):
-    command = [*python(path), str(path), *map(str, argv)]
+@functools.cache
+def fork_server(kind):
+    return forks.start_server(kind, environment())
+
+
+def start(path, *argv, cwd, env=None, driver=None):
+    """Start a script, or the code `driver` for it; in the usual environment as a fork, where that is possible."""
+    argv, modules = [str(path), *map(str, argv)], imports(Path(path).read_text())
+    if env is None and hasattr(os, "fork") and "ray" not in modules:
+        server = fork_server("torch" if "torch" in modules else "jax")
+        return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver)
+    command = [*python(path), *(["-c", driver] if driver else []), *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=env or environment(), **pipes)
 
 
-def run(path, *argv, cwd, env=None, code=0, timeout=300):
+def run(path, *argv, cwd, env=None, driver=None, code=0, timeout=300):
     """Run a script to its end in the folder `cwd`, expecting an exit code; returns the finished process."""
-    process = start(path, *argv, cwd=cwd, env=env)
+    process = start(path, *argv, cwd=cwd, env=env, driver=driver)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     finally:
@@ -274,11 +285,8 @@ def inspect_run(path, *argv, **options):
 def inspect_runs(path, command_lines, cwd, before="", after="", env=None, timeout=300):
     """As `inspect_run`, for several command lines one after the other in one process, which starts and imports once."""
     argvs = json.dumps([list(map(str, argv)) for argv in command_lines])
-    command = [*python(path), "-c", DRIVER, str(path), str(cwd / "result.pickle"), before, after, argvs]
-    done = subprocess.run(
-        command, cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    arguments = cwd / "result.pickle", before, after, argvs
+    done = run(path, *arguments, cwd=cwd, env=env, driver=DRIVER, timeout=timeout)
     with open(cwd / "result.pickle", "rb") as file:
         return [result | {"stdout": done.stdout, "stderr": done.stderr} for result in pickle.load(file)]
 
@@ -297,13 +305,18 @@ def raw_scalars(folder, partial_tail=False):
     from tensorboard.util.tensor_util import make_ndarray
 
     scalars = []
-    for file in sorted(folder.glob("events*"), key=lambda file: (file.name.split(".")[3], file.stat().st_mtime)):
-        data, position = file.read_bytes(), 0
+
+    def begun(data):
+        (length,) = struct.unpack_from("<Q", data.ljust(8, b"\0"))
+        return Event.FromString(data[12 : 12 + length]).wall_time if len(data) >= 12 + length else 0
+
+    for data in sorted((file.read_bytes() for file in folder.glob("events*")), key=begun):
+        position = 0
         while position < len(data):
             (length,) = struct.unpack_from("<Q", data.ljust(position + 8, b"\0"), position)
             end = position + 12 + length + 4
             if end > len(data):
-                assert partial_tail, f"{file} ends in the middle of a record"
+                assert partial_tail, f"a file in {folder} ends in the middle of a record"
                 break
             event = Event.FromString(data[position + 12 : end - 4])
             for value in event.summary.value:

@@ -4,7 +4,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from conftest import (
     environment,
     family,
     load,
-    python,
     require_for,
     run,
     run_dir,
@@ -88,9 +86,7 @@ def refuse_all(name, cases, cwd):
     require_for(name)
     out = cwd / "refusals.pickle"
     out.write_bytes(pickle.dumps([list(map(str, argv)) for argv in cases]))
-    command = [*python(script(name)), "-c", REFUSE, str(script(name)), str(out)]
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run(script(name), out, cwd=cwd, driver=REFUSE)
     lines = []
     for argv, (code, stderr) in zip(cases, pickle.loads(out.read_bytes()), strict=True):
         assert code == 2, f"{argv}: exit code {code}"

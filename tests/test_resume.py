@@ -1,6 +1,5 @@
 """A run survives kill -9 and SIGTERM: --resume continues it with no metric step missing, doubled or changed."""
 
-import os
 import random
 import re
 import shutil
@@ -12,10 +11,8 @@ import numpy as np
 from conftest import (
     LINEAGE,
     METRICS,
-    TESTS,
     each,
     each_text,
-    environment,
     family,
     inspect_runs,
     posix,
@@ -193,7 +190,9 @@ result |= flat(kept)
 
 KILL = """
 import os
+import runpy
 import signal
+import sys
 from pathlib import Path
 
 replace, checkpoints = os.replace, 0
@@ -210,14 +209,15 @@ def kill(source, target):
 
 
 os.replace = kill
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def kill_at_checkpoint(name, argv, cwd, number, before):
     """Run until checkpoint `number` and kill the process just before, or just after, it takes the place of the last."""
-    (cwd / "sitecustomize.py").write_text(KILL.format(number=number, before=before))
-    env = environment(PYTHONPATH=os.pathsep.join([str(cwd), str(TESTS)]))
-    run(script(name), *argv, cwd=cwd, env=env, code=-signal.SIGKILL)
+    driver = KILL.format(number=number, before=before)
+    run(script(name), *argv, cwd=cwd, driver=driver, code=-signal.SIGKILL)
 
 
 @each()

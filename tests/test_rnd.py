@@ -5,7 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import each, inspect_runs, load, posix, raw_scalars, require_for, run_dir, script, smoke, start
+from conftest import (
+    each,
+    environment,
+    inspect_runs,
+    load,
+    posix,
+    raw_scalars,
+    require_for,
+    run_dir,
+    script,
+    smoke,
+    start,
+)
 from test_math import UPDATE_ONCE_MORE, advantages_of_episode, compare_losses, defines, discrete_envs
 
 torch = pytest.importorskip("torch")
@@ -288,7 +300,7 @@ def test_losses(name, tmp_path):
 def test_sigterm_during_random_play(name, tmp_path):
     """It ends soon, and leaves the checkpoint of step 0, from which a resumed run plays at random again."""
     require_for(name)
-    process = start(script(name), *smoke(name, num_iterations_obs_norm_init=1000), cwd=tmp_path)
+    process = start(script(name), *smoke(name, num_iterations_obs_norm_init=1000), cwd=tmp_path, env=environment())
     try:
         assert process.stdout.readline() == "Random play to standardise frames: 128000 steps\n"
         process.send_signal(signal.SIGTERM)

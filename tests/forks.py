@@ -1,0 +1,136 @@
+"""Runs of scripts that start in no time: a server imports the heavy packages once and forks itself for each run.
+
+A fork sees what a new process of the same command line would see: folder, arguments, standard streams, exit code,
+signals. What it shares with other forks is the state of the packages after their import, and the seed of Python's
+hashes; so the tests of reproducibility, of a file alone and of what is missing start real processes.
+"""
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+PRELOAD = {  # not MuJoCo, which reads MUJOCO_GL at its import
+    "torch": "torch torch._dynamo torch.utils.tensorboard gymnasium tyro safetensors.torch".split(),
+    "jax": "jax flax.linen optax gymnasium tyro safetensors.flax tensorboard.summary.writer.event_file_writer".split(),
+}
+
+
+class Fork:
+    """The part of subprocess.Popen that the tests use."""
+
+    def __init__(self, server, argv, cwd, code=None):
+        self.args, self.returncode = argv, None
+        self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        self.status, status = os.pipe()
+        request = json.dumps({"argv": argv, "cwd": str(cwd), "code": code}).encode()
+        socket.send_fds(server, [request], [*(file.fileno() for file in self.files), status])
+        os.close(status)
+        self.pid = self.read()
+
+    def read(self):
+        number = os.read(self.status, 4)
+        assert number, "the server of forks has ended"
+        return int.from_bytes(number, "little", signed=True)
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            if not select.select([self.status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = self.read()
+            os.close(self.status)
+        return self.returncode
+
+    def poll(self):
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout=None):
+        self.wait(timeout)
+        for file in self.files:
+            file.seek(0)
+        return tuple(file.read() for file in self.files)
+
+
+def start_server(kind, env):
+    """A socket of a new server; the server ends with the last process that holds this socket."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, __file__, str(its.fileno()), *PRELOAD[kind]]
+    subprocess.Popen(command, env=env, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+    its.close()
+    return ours
+
+
+def serve(control):
+    """Fork for each request; returns in each fork, with the request, and at the end of the server, with None."""
+    children = {}  # pid -> where its exit code goes
+    while True:
+        if select.select([control], [], [], 0.005 if children else None)[0]:
+            message, fds, _, _ = socket.recv_fds(control, 1 << 20, 3)
+            if not message:
+                return None
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                for fd in [fds[2], *children.values()]:
+                    os.close(fd)
+                for fd in (1, 2):
+                    os.dup2(fds[fd - 1], fd)
+                    os.close(fds[fd - 1])
+                return json.loads(message)
+            children[pid] = fds[2]
+            send(fds[2], pid)
+            os.close(fds[0])
+            os.close(fds[1])
+        for pid in list(children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                fd = children.pop(pid)
+                send(fd, os.waitstatus_to_exitcode(status))
+                os.close(fd)
+
+
+def send(fd, number):
+    os.write(fd, number.to_bytes(4, "little", signed=True))
+
+
+def prepare(request):
+    """Make this fork look as if it had been started for its request; returns the code that it is to run."""
+    os.chdir(request["cwd"])
+    sys.argv = request["argv"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    if request["code"] is not None:
+        return compile(request["code"], "<string>", "exec")
+    with open(sys.argv[0]) as file:
+        return compile(file.read(), sys.argv[0], "exec")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # a test that needs it says so
+            pass
+    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    if request:
+        code = prepare(request)
+        main = globals()
+        for name in set(main) - {"__name__", "__builtins__", "__file__", "main", "code"}:
+            del main[name]
+        main["__file__"] = code.co_filename
+        exec(main.pop("code"), main.pop("main"))
