@@ -273,15 +273,18 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(256, 1), std=1.0)
         self.return_rms = RunningMeanStd()
 
+    def features(self, obs):
+        return self.network(obs.contiguous(memory_format=torch.channels_last) / 255)  # a layout of twice the speed
+
     def get_value(self, obs):
-        return self.critic(self.network(obs / 255)).squeeze(-1)
+        return self.critic(self.features(obs)).squeeze(-1)
 
     def get_action(self, obs):
-        logits = self.actor(self.network(obs / 255))
+        logits = self.actor(self.features(obs))
         return (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)  # Gumbel-max draw from the softmax
 
     def evaluate(self, obs, action):
-        hidden = self.network(obs / 255)
+        hidden = self.features(obs)
         logprobs = self.actor(hidden).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         return -nn.functional.nll_loss(logprobs, action, reduction="none"), entropy, self.critic(hidden).squeeze(-1)
