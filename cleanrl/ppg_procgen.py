@@ -206,11 +206,12 @@ class SameStepProcgen:
 
 def make_envs(env_id, num_envs, distribution_mode="easy", **options):
     if envpool is None:
-        raise ImportError("EnvPool is missing: pip install envpool PyQt5-Qt5 (Linux only)")
+        raise ImportError("EnvPool is missing: pip install envpool PyQt5-Qt5 (Linux only, ppo_atari.py runs elsewhere)")
     games = [name.removesuffix("Easy-v0").lower() for name in envpool.list_all_envs() if name.endswith("Easy-v0")]
     if env_id not in games:
-        near = difflib.get_close_matches(env_id, games)
-        raise gym.error.Error(f"Procgen has no {env_id}; its names are like {', '.join(near or games)}")
+        near = ", ".join(difflib.get_close_matches(env_id, games) or games)
+        others = "ppo.py, ppo_continuous_action.py or ppo_atari_envpool.py"
+        raise gym.error.Error(f"Procgen has no {env_id}; its names are like {near} (other environments: {others})")
     try:
         return SameStepProcgen(f"{env_id.capitalize()}{distribution_mode.capitalize()}-v0", num_envs, **options)
     except ImportError as error:
