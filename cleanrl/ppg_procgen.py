@@ -13,7 +13,7 @@ Differs from ppo_procgen.py:
    --num-aux-rollouts rollouts of one environment, teach both value heads the returns and hold the policy where it was;
 3. one epoch over each rollout, with advantages standardised once over all of it;
 4. weights begin with a fixed norm per output; Adam's epsilon is 1e-8;
-5. a run is a whole number of phases, checkpoints are made between them, and a phase that was interrupted is repeated:
+5. a run is a whole number of phases, a checkpoint is of the beginning of one, and an interrupted phase is repeated:
    what it stores, 6.4 GB by default (on the GPU if it fits), is not part of a checkpoint.
 
 Differs from the paper:
@@ -24,6 +24,7 @@ Differs from the paper:
 Run: python ppg_procgen.py --env-id starpilot --total-timesteps 25000000
 """
 
+import copy
 import ctypes
 import difflib
 import json
@@ -511,13 +512,16 @@ if __name__ == "__main__":
         aux_backward, aux_step = cuda_graph(aux_backward), cuda_graph(aux_step)
 
     # Resume
-    def save_checkpoint():
+    def run_state():
         writer.flush()
         state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
         state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
         state["recent_returns"] = [float(episodic_return) for episodic_return in recent_returns]
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
+        return copy.deepcopy(state)
+
+    def save_checkpoint():
+        torch.save(phase_state, run_dir / "unfinished.tmp")
         os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
 
     global_step = 0
@@ -529,13 +533,14 @@ if __name__ == "__main__":
         torch.set_rng_state(checkpoint["rng"][0])
         if device.type == "cuda" and len(checkpoint["rng"]) == 2:
             torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
+    phase_state = run_state()  # at the beginning of a phase, where a checkpoint continues
+    if not args.resume:
         save_checkpoint()
 
     def stop_if_asked():
         if stop_signals:
-            print(f"\nStopped at step {global_step}. The last whole phase is saved; what follows it will be repeated.")
-            print(f"To continue: python {sys.argv[0]} --resume {run_dir}")
+            save_checkpoint()
+            print(f"\nStopped at step {global_step}. To repeat this phase: python {sys.argv[0]} --resume {run_dir}")
             sys.exit(75)  # schedulers start such a job again
 
     # Training loop
@@ -630,9 +635,10 @@ if __name__ == "__main__":
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
                 film_level(policy, args.env_id, levels, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        due = stop_signals or global_step % args.checkpoint_freq < phase_size or iteration == num_iterations - 1
-        if phase_over and due:
-            save_checkpoint()
+        if phase_over:
+            phase_state = run_state()
+            if global_step % args.checkpoint_freq < phase_size or iteration == num_iterations - 1:
+                save_checkpoint()
         stop_if_asked()
 
     # Save and close
