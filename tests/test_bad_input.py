@@ -156,7 +156,7 @@ BAD_SIZES["sac"] |= {"n_critics": (0, "--n-critics"), "n_quantiles": (2, "--n-qu
 BAD_SIZES["sac"] |= {"top_quantiles_to_drop_per_net": (-1, "--top-quantiles-to-drop-per-net")}
 BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
 BAD_SIZES["ppg"] = {"n_iteration": (0, "--n-iteration"), "num_aux_rollouts": (3, "--num-aux-rollouts")}
-BAD_SIZES["ppg"] |= {"v_value": (2, "--v-value"), "total_timesteps": (191, "--total-timesteps")}
+BAD_SIZES["ppg"] |= {"v_value": (2, "--v-value"), "total_timesteps": (199, "--total-timesteps")}
 BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 
 

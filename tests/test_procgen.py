@@ -7,7 +7,6 @@ from ctypes.util import find_library
 import numpy as np
 import pytest
 from conftest import (
-    default,
     each,
     each_text,
     inspect_run,
@@ -383,13 +382,6 @@ def test_losses_and_annealing(name, tmp_path):
         logged = {tag: step for tag, step, _ in scalars if tag.startswith("losses/aux/")}
         assert set(logged.values()) == {smoke_total(name)} and len(logged) == 3
     assert runs[0]["std"] == pytest.approx(1, abs=1e-4) and runs[1]["std"] != pytest.approx(1, abs=1e-2)
-
-
-@is_ppg
-def test_bad_phases(name, tmp_path):
-    for flag, value in {"v_value": 2, "total_timesteps": 191, "num_aux_rollouts": 3}.items():
-        assert f"--{flag.replace('_', '-')}" in refuse(name, *smoke(name, **{flag: value}), cwd=tmp_path)
-    assert default(name, "v_value") == 1
 
 
 STOP = """
