@@ -40,6 +40,7 @@ REPOSITORY = {"cleanrl", "cleanrl_utils", "benchmark", "tests"}
 EXEMPT = {"Args", "make_env", "make_envs", "load_policy", "Agent", "QNetwork", "Actor", "SoftQNetwork"}
 BACKENDS = {"torch", "jax", "flax", "optax"}
 PACKAGES = {"torch.utils.tensorboard": "tensorboard", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml"}
+PACKAGES |= {"PyQt5": "pyqt5-qt5"}  # the libraries, without their Python bindings
 HEADINGS = "Run directory and logger|Seeding|Agent and optimizer|Storage|Resume|Training loop|Save and close".split("|")
 LOOP_HEADINGS, OPTIONAL = ["Act", "Targets", "Learn", "Log", "Checkpoint"], {"Targets"}
 SHARED_TEXT = ("Seeding", "Save and close")

@@ -23,6 +23,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
 TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
+TEST_EXTRAS |= {"procgen"}
 
 
 def call(*command, **environment):
@@ -54,12 +55,13 @@ def install(extras):
 
 
 def install_gl():
-    """Without a screen MuJoCo renders through EGL and OpenGL, which are system libraries."""
-    if not sys.platform.startswith("linux") or all(map(ctypes.util.find_library, ["EGL", "GL"])):
+    """Without a screen MuJoCo renders through EGL and OpenGL, and Qt needs GLib: system libraries."""
+    if not sys.platform.startswith("linux") or all(map(ctypes.util.find_library, ["EGL", "GL", "gthread-2.0"])):
         return
-    command = ["apt-get", "install", "-qy", "--no-install-recommends", "libegl1", "libgl1", "libgl1-mesa-dri"]
+    packages = ["libegl1", "libgl1", "libgl1-mesa-dri", "libglib2.0-0"]
+    command = ["apt-get", "install", "-qy", "--no-install-recommends", *packages]
     if not shutil.which("apt-get") or os.geteuid() != 0:
-        sys.exit(f"The video tests need EGL and OpenGL; on Debian and Ubuntu: sudo {' '.join(command)}")
+        sys.exit(f"The tests need EGL, OpenGL and GLib; on Debian and Ubuntu: sudo {' '.join(command)}")
     call("apt-get", "update", "-q")
     call(*command, DEBIAN_FRONTEND="noninteractive")
 

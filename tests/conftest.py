@@ -33,9 +33,11 @@ LINEAGE = tomllib.loads((ROOT / "cleanrl/lineage.toml").read_text())
 FILES = list(LINEAGE)
 
 PPO_METRICS = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
+PPG_METRICS = "aux/kl_loss aux/aux_value_loss aux/real_value_loss".split()
 TD3_METRICS = "qf1_loss qf2_loss qf_loss qf1_values qf2_values actor_loss".split()
 METRICS = {  # by family
     "ppo": {f"losses/{name}" for name in PPO_METRICS} | {"charts/learning_rate"},
+    "ppg": {f"losses/{name}" for name in [*PPO_METRICS, *PPG_METRICS]} | {"charts/learning_rate"},
     "c51": {"losses/loss", "losses/q_values"},
     "dqn": {"losses/td_loss", "losses/q_values"},
     "rainbow": {"losses/td_loss", "losses/q_values", "charts/beta"},

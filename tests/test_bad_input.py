@@ -99,7 +99,7 @@ def refuse_all(name, cases, cwd):
 
 @each_text("make_env", "make_envs", "SameStepEnvPool")
 def test_unknown_environment_names_a_near_match(name, tmp_path):
-    known, version = re.fullmatch("(.*)([-_]v.*)", default(name, "env_id")).groups()
+    known, version = re.fullmatch("(.*?)([-_]v.*|)", default(name, "env_id")).groups()
     line = refuse(name, "--env-id", f"{known[:-1]}{version}", cwd=tmp_path)
     assert re.search(rf"\b{known}({version})?\b", line)
 
@@ -119,6 +119,8 @@ BAD_SIZES = {
         "checkpoint_freq": (0, "--checkpoint-freq"),
         "num_iterations_obs_norm_init": (0, "--num-iterations-obs-norm-init"),
         "update_proportion": (0, "--update-proportion"),
+        "num_levels": (-1, "--num-levels"),
+        "start_level": (3, "--start-level"),
     },
     "dqn": {
         "num_envs": (0, "--num-envs"),
@@ -149,6 +151,8 @@ BAD_SIZES["sac"] |= {"dropout_rate": (1, "--dropout-rate")}  # of DroQ, and then
 BAD_SIZES["sac"] |= {"n_critics": (0, "--n-critics"), "n_quantiles": (2, "--n-quantiles")}
 BAD_SIZES["sac"] |= {"top_quantiles_to_drop_per_net": (-1, "--top-quantiles-to-drop-per-net")}
 BAD_SIZES["pqn"] = BAD_SIZES["ppo"]
+BAD_SIZES["ppg"] = {"n_iteration": (0, "--n-iteration"), "num_aux_rollouts": (3, "--num-aux-rollouts")}
+BAD_SIZES["ppg"] |= {"v_value": (2, "--v-value"), "total_timesteps": (199, "--total-timesteps")}
 BAD_SIZES["qdagger"] = {"teacher_steps": (0, "--teacher-steps"), "temperature": (0, "--temperature")}
 
 

@@ -165,7 +165,7 @@ result |= {key: np.array(globals()[key]) for key in ("rewards", "dones", "final_
 """
 
 
-@each(lambda name: uses(name, "envpool") and not defines(name, ".xla()"))  # those: test_xla.py
+@each(lambda name: defines(name, "class SameStepEnvPool") and not defines(name, ".xla()"))  # those: test_xla.py
 def test_games_of_a_run(name, tmp_path):
     """Whole games in the log, unclipped; no dummy row; ends at lost lives; values of final observations where cut."""
     require_for(name)

@@ -284,7 +284,7 @@ gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset = follow_step, fol
 """
 
 
-@each(lambda name: defines(name, "class RunningMeanStd", "scaled_rewards"))
+@each(lambda name: defines(name, "class RunningMeanStd", "scaled_rewards", "obs_rms"))  # Procgen: its own
 def test_normalisers_over_a_whole_run(name, tmp_path):
     """The statistics at the end are those of the whole stream, and the last rollout's rewards are scaled by them."""
     require_for(name)

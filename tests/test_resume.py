@@ -99,7 +99,7 @@ def test_kill_at_random_moments(name, tmp_path):
 SIGTERM = each_text("ReplayBuffer", "FrameReplay", "BatchReplay", "find_teacher", "gae")
 
 
-@each(lambda name: name not in [*SIGTERM.args[1], "ppo_atari_multigpu"])  # which has tests of its own
+@each(lambda name: name not in [*SIGTERM.args[1], "ppo_atari_multigpu", "ppg_procgen"])  # with tests of their own
 def test_the_text_that_handles_sigterm(name):
     """One text in all files: a flag that the loop looks at after each checkpoint that is due, and exit code 75."""
     text = script(name).read_text()

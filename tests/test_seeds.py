@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import FILES, ROOT, environment, raw_scalars, require, require_for, run_dir, script
+from conftest import FILES, ROOT, environment, raw_scalars, require, require_for, run_dir, script, smoke
 
 COMMANDS = [
     ("ppo", "--seed 1 --env-id CartPole-v0 --total-timesteps 50000", ()),
@@ -19,6 +19,8 @@ COMMANDS = [
     ("ppo", "--env-id CartPole-v1 --total-timesteps 5000", ()),
     ("dqn", "--env-id CartPole-v1 --total-timesteps 12000", ()),
     ("ppo_atari", "--env-id BreakoutNoFrameskip-v4 --total-timesteps 1024", ()),
+    ("ppo_procgen", f"--env-id starpilot {' '.join(smoke('ppo_procgen', total_timesteps=100))}", ()),
+    ("ppg_procgen", f"--env-id starpilot {' '.join(smoke('ppg_procgen', total_timesteps=200))}", ()),
     ("ppo_atari_envpool", "--env-id BreakoutNoFrameskip-v4 --total-timesteps 1024", ()),
 ]
 

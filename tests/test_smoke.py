@@ -24,7 +24,7 @@ from conftest import (
 )
 
 LOSSES = {  # the name of a loss in the main block, and in the log; others: td_loss
-    "ppo": ("v_loss", "losses/value_loss"),
+    **dict.fromkeys(("ppo", "ppg"), ("v_loss", "losses/value_loss")),
     "c51": ("loss", "losses/loss"),
     "qdagger": ("distill_loss", "losses/distill_loss"),
     **dict.fromkeys(("ddpg", "td3", "sac"), ("actor_loss", "losses/actor_loss")),
@@ -42,7 +42,7 @@ def record(optimizer, *_):
     while "open_run" not in frame.f_globals:
         frame = frame.f_back
     names = frame.f_globals
-    if optimizer is names.get("actor_optimizer", optimizer):
+    if optimizer is names.get("actor_optimizer", optimizer) and frame.f_code.co_name != "aux_step":
         # where learning comes before the environments step, it belongs to the step that they are about to make
         step = names["global_step"] + (names["args"].num_envs if {"actor_optimizer", "staged"} <= names.keys() else 0)
         result["recorded"].append((step, names["LOSS"].item()))

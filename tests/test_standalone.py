@@ -36,7 +36,7 @@ def test_header_covers_imports(name):
     assert len(requirements) == len(block["dependencies"])
 
     require_for(name)
-    owners = packages_distributions()
+    owners = packages_distributions() | {"PyQt5": ["PyQt5-Qt5"]}  # it has no Python code
     modules = imports(source) - set(sys.stdlib_module_names) - OPTIONAL
     if "torch.utils.tensorboard" in source:
         modules.add("tensorboard")  # torch's writer imports it
