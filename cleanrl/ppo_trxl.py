@@ -275,8 +275,8 @@ class Agent(nn.Module):
         self.attentions = nn.ModuleList(Attention(dim, args.trxl_num_heads) for _ in range(args.trxl_num_layers))
         self.projections = nn.ModuleList(layer_init(nn.Linear(dim, dim)) for _ in range(args.trxl_num_layers))
         self.network = nn.Sequential(layer_init(nn.Linear(dim, dim)), nn.ReLU())
-        self.action_shape, choices = actions.shape, np.atleast_1d(getattr(actions, "nvec", getattr(actions, "n", None)))
-        self.actor = nn.ModuleList(layer_init(nn.Linear(dim, n), std=0.1) for n in choices)
+        self.action_shape, choices = actions.shape, actions.nvec if hasattr(actions, "nvec") else actions.n
+        self.actor = nn.ModuleList(layer_init(nn.Linear(dim, n), std=0.1) for n in np.ravel(choices))
         self.critic = layer_init(nn.Linear(dim, 1), std=1.0)
         if args.reconstruction_coef:
             self.decoder = nn.Sequential(
@@ -336,7 +336,7 @@ def numbers(infos, i):
 
 def sinusoid(steps, dim):
     """Positional codes (batch, dim) of time steps, as of Vaswani et al. 2017: a step of any episode, however long."""
-    frequencies = 10_000 ** -torch.arange(0, 1, 2 / dim, device=steps.device)
+    frequencies = 10_000 ** (-torch.arange(0, dim, 2, device=steps.device) / dim)
     angles = steps.unsqueeze(1) * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
@@ -453,8 +453,8 @@ if __name__ == "__main__":
     torch.backends.cudnn.deterministic = args.torch_deterministic
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
-    else:
-        torch.set_num_threads(1)  # a thread pool slows networks of this size down
+    elif len(shape) == 1:
+        torch.set_num_threads(1)  # a thread pool slows networks without images down
 
     # Environments
     envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
@@ -501,8 +501,8 @@ if __name__ == "__main__":
 
     @torch.no_grad()
     def value(x, inds, elapsed):
-        x, elapsed = torch.as_tensor(x, device=device), torch.as_tensor(elapsed, device=device)
-        return agent.get_value(x.to(b_obs.dtype), windows(inds), elapsed).cpu().numpy()
+        x, elapsed = torch.as_tensor(x, dtype=b_obs.dtype, device=device), torch.as_tensor(elapsed, device=device)
+        return agent.get_value(x, windows(inds), elapsed).cpu().numpy()
 
     def update():
         global ratio, pg_loss, v_loss, entropy_loss, reconstruction_loss, approx_kl, loss
