@@ -631,7 +631,7 @@ if __name__ == "__main__":
         writer.add_scalar("charts/entropy_coefficient", ent_coef.item(), global_step)
         writer.add_scalar("episode/value_mean", values.mean(), global_step)
         writer.add_scalar("episode/advantage_mean", advantages.mean(), global_step)
-        for key in recent_episodes[-1] if recent_episodes else ():
+        for key in dict.fromkeys(key for episode in recent_episodes for key in episode):
             mean = np.mean([episode[key] for episode in recent_episodes if key in episode])
             writer.add_scalar(f"episode/{key}_mean", mean, global_step)
         sps = (global_step - start_step) / (time.perf_counter() - start_time)
