@@ -18,8 +18,12 @@ FLAGS = {
 FLAGS["lstm"] = FLAGS["ppo"].replace("--num-envs 4 --num-steps 32", "--num-envs 32 --num-steps 8")
 for probe in ("ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"):
     FLAGS[f"lstm {probe}"] = FLAGS["lstm"].replace("10240", "2560")
-FLAGS["trxl"] = FLAGS["ppo"].replace("learning-rate", "init-lr").replace("ent-coef", "init-ent-coef")
-FLAGS["trxl"] += " --norm-adv --trxl-num-layers 2 --trxl-num-heads 2 --trxl-dim 32 --trxl-memory-length 3"
+for flags in [flags for flags in FLAGS if flags.startswith("lstm")]:
+    changed = (
+        FLAGS[flags].replace("learning-rate", "init-lr").replace("ent-coef", "init-ent-coef").replace("2560", "5120")
+    )
+    changed += " --norm-adv --trxl-num-layers 2 --trxl-num-heads 2 --trxl-dim 32 --trxl-memory-length 3"
+    FLAGS[flags.replace("lstm", "trxl")] = changed
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
 FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "

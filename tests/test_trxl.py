@@ -320,9 +320,9 @@ def test_what_it_refuses(tmp_path):
     assert "pip install --no-deps memory-gym==" in line
 
 
-TRACK = "--total-timesteps 30000 --num-envs 16 --num-steps 64 --num-minibatches 4 --update-epochs 3 --norm-adv "
+TRACK = "--total-timesteps 30720 --num-envs 16 --num-steps 64 --num-minibatches 4 --update-epochs 3 --norm-adv "
 TRACK += "--gamma 0.99"
-TRXL = f"{SMALL} --init-lr 0.003 --final-lr 0.0003 --anneal-steps 30000 --init-ent-coef 0.01"
+TRXL = f"{SMALL} --init-lr 0.003 --final-lr 0.0003 --anneal-steps 30720 --init-ent-coef 0.01"
 
 
 @pytest.mark.slow
