@@ -19,9 +19,7 @@ FLAGS["lstm"] = FLAGS["ppo"].replace("--num-envs 4 --num-steps 32", "--num-envs 
 for probe in ("ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"):
     FLAGS[f"lstm {probe}"] = FLAGS["lstm"].replace("10240", "2560")
 for flags in [flags for flags in FLAGS if flags.startswith("lstm")]:
-    changed = (
-        FLAGS[flags].replace("learning-rate", "init-lr").replace("ent-coef", "init-ent-coef").replace("2560", "5120")
-    )
+    changed = FLAGS[flags].replace("2560", "5120").replace("learning-rate", "init-lr").replace("ent-", "init-ent-")
     changed += " --norm-adv --trxl-num-layers 2 --trxl-num-heads 2 --trxl-dim 32 --trxl-memory-length 3"
     FLAGS[flags.replace("lstm", "trxl")] = changed
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
