@@ -21,7 +21,7 @@ Differs from ppo.py:
 3. AdamW; step size and weight of the entropy bonus decay over --anneal-steps; the value loss is not halved;
 4. the means of the last 100 episodes are logged, of all numbers that the environment reports at an episode's end.
 
-Differs from the paper of Memory Gym:
+Differs from the paper of Memory Gym and its code:
 1. scores are divided by the root of a head's dimension, not of the whole, and heads have projections of their own;
 2. the first step of an episode, which has nothing to attend to, gets zeros for it rather than a mean of empty slots;
 3. layers are normalised before positions are added, without gains and biases: the weights that follow have these;
@@ -193,12 +193,13 @@ def make_env(env_id, seed, idx, capture_video, run_name):
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-        if memory_gym is None and env_id not in gym.registry and ":" not in env_id:
+        in_minigrid = env_id.startswith("MiniGrid-")
+        if memory_gym is None and (in_minigrid or env_id not in gym.registry and ":" not in env_id):
             needs = "pip install pygame-ce minigrid && pip install --no-deps memory-gym==1.0.2"
-            raise ImportError(f"{env_id} is unknown, and Memory Gym or MiniGrid is missing: {needs}")
+            raise ImportError(f"{env_id} is not known without Memory Gym and MiniGrid: {needs}")
         video = capture_video and idx == 0
-        mode, in_minigrid = "rgb_array" if video else None, env_id.startswith("MiniGrid-")
-        env = gym.make(env_id, render_mode=mode, **({"agent_view_size": 3} if in_minigrid else {}))
+        view = {"agent_view_size": 3} if in_minigrid else {}
+        env = gym.make(env_id, render_mode="rgb_array" if video else None, **view)
         if in_minigrid:  # what the agent sees of the grid, 3 x 3 tiles, as an image
             env = minigrid.wrappers.RGBImgPartialObsWrapper(env, tile_size=28)
             env = gym.wrappers.TimeLimit(minigrid.wrappers.ImgObsWrapper(env), 96)
@@ -315,7 +316,7 @@ class Agent(nn.Module):
     def get_action(self, obs, windows, elapsed):
         hidden, kept = self(obs, windows, elapsed)
         logits = [branch(hidden) for branch in self.actor]
-        draws = [(x - torch.empty_like(x).exponential_().log()).argmax(-1) for x in logits]  # Gumbel-max, see ppo.py
+        draws = [(x - torch.empty_like(x).exponential_().log()).argmax(-1) for x in logits]  # Gumbel-max draws
         return torch.stack(draws, dim=1).view(-1, *self.action_shape), kept
 
     def evaluate(self, obs, action, windows, elapsed):

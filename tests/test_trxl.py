@@ -311,13 +311,17 @@ def test_environments_of_memory_gym_share_a_screen_but_no_pixels():
     np.testing.assert_array_equal(np.array(frames)[:, 1], np.array(other)[:, 0])
 
 
-def test_what_it_refuses(tmp_path):
+def test_what_it_refuses(tmp_path, monkeypatch):
     cases = [["--env-id", "MortarMayhemB-v0"], ["--env-id", "CartPole-v1", "--reconstruction-coef", 0.1]]
     images, vectors = refuse_all(NAME, cases, tmp_path)
     assert "84 x 84 x 3" in images
     assert "--reconstruction-coef" in vectors
     line = refuse(NAME, cwd=tmp_path, env=hiding(tmp_path, "memory_gym"))
     assert "pip install --no-deps memory-gym==" in line
+    monkeypatch.setattr(load(NAME), "memory_gym", None)
+    with pytest.raises(ImportError, match="pip install pygame-ce minigrid && "):
+        load(NAME).make_envs("MiniGrid-MemoryS9-v0", 1, 1)
+    load(NAME).make_envs("CartPole-v1", 1, 1)
 
 
 TRACK = "--total-timesteps 30720 --num-envs 16 --num-steps 64 --num-minibatches 4 --update-epochs 3 --norm-adv "
