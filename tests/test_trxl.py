@@ -335,15 +335,20 @@ def test_proof_of_memory(tmp_path):
     require_for(NAME)
     delayed, track = "proof_of_memory:ProofofMemoryDelayed-v0", "proof_of_memory:ProofofMemory-v0"
     lengths = [8, 1]
-    argvs = [[*f"{TRACK} {TRXL} --env-id {delayed} --trxl-memory-length {length}".split()] for length in lengths]
+    flags = f"{TRACK} {TRXL} --env-id {delayed} --save-model"
+    argvs = [[*f"{flags} --trxl-memory-length {length}".split()] for length in lengths]
     inspect_runs(script(NAME), argvs, cwd=tmp_path)
     run(script("ppo"), *f"{TRACK} --learning-rate 0.003 --env-id {track}".split(), cwd=tmp_path)
-    means = {}
+    means, evaluated = {}, {}
     for folder in (tmp_path / "runs").iterdir():
-        args = json.loads((folder / "args.json").read_text())
-        returns = [value for tag, _, value in raw_scalars(folder) if tag == "charts/episodic_return"]
-        means[args.get("trxl_memory_length", 0)] = np.mean(returns[-100:])
+        length, scalars = (
+            json.loads((folder / "args.json").read_text()).get("trxl_memory_length", 0),
+            raw_scalars(folder),
+        )
+        means[length] = np.mean([value for tag, _, value in scalars if tag == "charts/episodic_return"][-100:])
+        evaluated[length] = [value for tag, _, value in scalars if tag == "eval/episodic_return"]
     assert means[8] > 0.9
+    assert len(evaluated[8]) == 10 and np.mean(evaluated[8]) > 0.7, "the saved policy has forgotten how to remember"
     assert means[1] < -0.3  # no better than -1 on average, of 100 episodes with a deviation of 2
     assert means[0] < 0  # -0.6, with 1.6
 
