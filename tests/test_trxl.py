@@ -341,10 +341,8 @@ def test_proof_of_memory(tmp_path):
     run(script("ppo"), *f"{TRACK} --learning-rate 0.003 --env-id {track}".split(), cwd=tmp_path)
     means, evaluated = {}, {}
     for folder in (tmp_path / "runs").iterdir():
-        length, scalars = (
-            json.loads((folder / "args.json").read_text()).get("trxl_memory_length", 0),
-            raw_scalars(folder),
-        )
+        args, scalars = json.loads((folder / "args.json").read_text()), raw_scalars(folder)
+        length = args.get("trxl_memory_length", 0)
         means[length] = np.mean([value for tag, _, value in scalars if tag == "charts/episodic_return"][-100:])
         evaluated[length] = [value for tag, _, value in scalars if tag == "eval/episodic_return"]
     assert means[8] > 0.9
