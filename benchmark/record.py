@@ -72,7 +72,7 @@ def main(options):
             options.curves.mkdir(parents=True, exist_ok=True)
             edges = np.linspace(0, run["steps"], 101)
             bins = np.digitize(run["returns"][:, 0], edges)
-            name = f"{run['env_id'].replace('/', '-')}__{Path(run['file']).stem}__{run['seed']}.csv"
+            name = f"{re.sub('[/:]', '-', run['env_id'])}__{Path(run['file']).stem}__{run['seed']}.csv"
             with (options.curves / name).open("w", newline="") as file:
                 rows = [
                     (int(edges[b]), f"{run['returns'][bins == b, 1].mean():.3f}") for b in np.unique(bins) if b < 101

@@ -114,7 +114,8 @@ def smoke(name, **flags):
 def step_sizes(name, value):
     """The flags of a file for the step sizes of its optimizers, at one value."""
     text = script(name).read_text()
-    return {flag: value for flag in ("learning_rate", "policy_lr", "q_lr") if f"    {flag}: float" in text}
+    flags = ("learning_rate", "policy_lr", "q_lr", "init_lr")
+    return {flag: value for flag in flags if f"    {flag}: float" in text}
 
 
 @functools.cache

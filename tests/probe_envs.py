@@ -173,7 +173,20 @@ class OwnBounds(gym.Env):
         return self.look(), float(action[0] * action[1]) - 1, terminated, self.time == 4, {}
 
 
+class OwnChoices(OwnBounds):
+    """The same with an action of two choices, in episodes of up to 12 steps."""
+
+    action_space = gym.spaces.MultiDiscrete([3, 2])
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.time += 1
+        terminated = bool(self.np_random.random() < 0.1)
+        return self.look(), float(action[0] * action[1]) - 1, terminated, self.time == 12, {"time": self.time}
+
+
 gym.register("OwnBounds-v0", OwnBounds)
+gym.register("OwnChoices-v0", OwnChoices)
 VALUE_PROBES = [ConstantReward, ObservationReward, Discounting, TruncationOnly, TruncationState]
 for kind in [*VALUE_PROBES, ActionReward, ObservationAction, Memory, NanReward, Image, Unbounded]:
     for suffix in ("Discrete", "Continuous"):

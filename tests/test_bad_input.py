@@ -121,6 +121,11 @@ BAD_SIZES = {
         "update_proportion": (0, "--update-proportion"),
         "num_levels": (-1, "--num-levels"),
         "start_level": (3, "--start-level"),
+        "trxl_num_layers": (0, "--trxl-num-layers"),
+        "trxl_num_heads": (0, "--trxl-num-heads"),
+        "trxl_memory_length": (0, "--trxl-memory-length"),
+        "trxl_dim": (30, "--trxl-dim must be even, and a multiple of --trxl-num-heads 4"),
+        "anneal_steps": (0, "--anneal-steps"),
     },
     "dqn": {
         "num_envs": (0, "--num-envs"),
@@ -275,7 +280,7 @@ def test_non_finite_loss(name, tmp_path):
 @each(lambda name: family(name) in ("ppo", "pqn"))
 def test_the_last_step_of_an_update_may_be_the_bad_one(name, tmp_path):
     """With one minibatch the first loss is finite, but the weights after its step are not: no checkpoint of those."""
-    argv = smoke(name, learning_rate="inf", checkpoint_freq=1, num_minibatches=1, update_epochs=1)
+    argv = smoke(name, **step_sizes(name, "inf"), checkpoint_freq=1, num_minibatches=1, update_epochs=1)
     assert_stops_on_non_finite_loss(name, argv, tmp_path)
 
 

@@ -7,7 +7,19 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import LINEAGE, each, family, inspect_run, inspect_runs, load, require_for, script, smoke, uses
+from conftest import (
+    LINEAGE,
+    each,
+    family,
+    inspect_run,
+    inspect_runs,
+    load,
+    require_for,
+    script,
+    smoke,
+    step_sizes,
+    uses,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -166,11 +178,16 @@ def without_noise(name):
     return ["--rpo-alpha", 0] if defines(name, "rpo_alpha") else []
 
 
+def share_of_value_error(name):
+    return 0.5 if defines(name, "v_loss = 0.5 * ") else 1.0
+
+
 @is_ppo
 def test_first_ratio_is_one(name, tmp_path):
     """The second rollout is acted with updated weights and normalisers; its one minibatch still has ratio one."""
     require_for(name)
-    argv = [*smoke(name, update_epochs=1, num_minibatches=1, learning_rate=0.01), *without_noise(name)]
+    argv = smoke(name, update_epochs=1, num_minibatches=1, **step_sizes(name, 0.01))
+    argv += [*without_noise(name), "--norm-adv"]
     after = "result |= {key: globals()[key].detach().numpy() for key in ('ratio', 'pg_loss', 'approx_kl', 'v_loss')}"
     after += "\nresult |= {'b': [b_advantages.numpy(), b_returns.numpy(), b_values.numpy()], 'iteration': iteration}"
     result = inspect_run(script(name), *argv, cwd=tmp_path, after=after)
@@ -179,19 +196,19 @@ def test_first_ratio_is_one(name, tmp_path):
     advantages, returns, values = result["b"]
     assert result["pg_loss"] == pytest.approx(0, abs=1e-5)  # advantages are standardised, so their mean is zero
     assert result["approx_kl"] == pytest.approx(0, abs=1e-5)
-    assert result["v_loss"] == pytest.approx(0.5 * np.mean((values - returns) ** 2), rel=1e-3)
+    assert result["v_loss"] == pytest.approx(share_of_value_error(name) * np.mean((values - returns) ** 2), rel=1e-3)
     np.testing.assert_allclose(returns, advantages + values, rtol=1e-4, atol=1e-4)
 
 
 UPDATE_ONCE_MORE = """
 if "b_inds" in globals():  # with memory: whole environments
     mb_inds.copy_(b_inds[:, torch.randperm(args.num_envs)[:minibatch_envs]])
-    memory = initial_state[:, mb_inds[0]], b_starts[mb_inds]
+    mb_memory = initial_state[:, mb_inds[0]], b_starts[mb_inds]
 else:
     mb_inds.copy_(torch.randperm(batch_size)[:minibatch_size])
-    memory = ()
+    mb_memory = (windows(mb_inds), b_elapsed[mb_inds]) if "windows" in globals() else ()
 with torch.no_grad():
-    logprob, entropy, value, *int_value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds], *memory)
+    logprob, entropy, value, *int_value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds], *mb_memory)
 names = ["logprobs", "values", "advantages", "returns"]
 result |= {name: globals()["b_" + name][mb_inds].flatten().numpy().astype("float64") for name in names}
 outputs = {"newlogprob": logprob, "entropy": entropy, "newvalue": value}
@@ -210,15 +227,16 @@ result |= {"grad_norm": weights.grad.norm().item(), "moved": (weights - before).
 def test_losses(name, tmp_path):
     """One update after large steps, where ratios and values are clipped, against the formulas in NumPy."""
     require_for(name)
-    argv = smoke(name, num_minibatches=2, update_epochs=4, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7)
-    argv += ["--max-grad-norm", 0.01, "--no-anneal-lr", *without_noise(name)]
-    cases = [[], ["--no-clip-vloss", "--no-norm-adv"]]
+    coefs = {"init_ent_coef": 0.03, "final_ent_coef": 0.03} if defines(name, "init_ent_coef") else {"ent_coef": 0.03}
+    argv = smoke(name, num_minibatches=2, update_epochs=4, **step_sizes(name, 0.003), **coefs, vf_coef=0.7)
+    argv += ["--max-grad-norm", 0.01, *without_noise(name)] + ["--no-anneal-lr"] * defines(name, "anneal_lr: bool")
+    cases = [["--norm-adv"], ["--no-clip-vloss", "--no-norm-adv"]]
     runs = inspect_runs(script(name), [argv + switches for switches in cases], cwd=tmp_path, after=UPDATE_ONCE_MORE)
     for switches, got in zip(cases, runs, strict=True):
-        compare_losses(got, switches)
+        compare_losses(got, switches, share_of_value_error(name))
 
 
-def compare_losses(got, switches):
+def compare_losses(got, switches, share=0.5):
     clip, ratio = got["args"]["clip_coef"], np.exp(got["newlogprob"].astype(float) - got["logprobs"])
     assert (abs(ratio - 1) > clip).any() and (abs(ratio - 1) < clip).any()
     advantage = got["advantages"]
@@ -231,7 +249,7 @@ def compare_losses(got, switches):
         held = min(max(new, old - clip), old + clip)
         plain = (new - target) ** 2
         errors.append(plain if "--no-clip-vloss" in switches else max(plain, (held - target) ** 2))
-    v_loss, entropy = 0.5 * np.mean(errors) + got.get("int_v_loss", 0), got["entropy"].mean()
+    v_loss, entropy = share * np.mean(errors) + got.get("int_v_loss", 0), got["entropy"].mean()
     approx_kl = np.mean(ratio - 1 - np.log(ratio))
     loss = pg_loss - 0.03 * entropy + 0.7 * v_loss + got.get("fwd_loss", 0)
     expected = [pg_loss, v_loss, entropy, loss, approx_kl]

@@ -18,6 +18,10 @@ FLAGS = {
 FLAGS["lstm"] = FLAGS["ppo"].replace("--num-envs 4 --num-steps 32", "--num-envs 32 --num-steps 8")
 for probe in ("ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"):
     FLAGS[f"lstm {probe}"] = FLAGS["lstm"].replace("10240", "2560")
+for flags in [flags for flags in FLAGS if flags.startswith("lstm")]:
+    changed = FLAGS[flags].replace("2560", "5120").replace("learning-rate", "init-lr").replace("ent-", "init-ent-")
+    changed += " --norm-adv --trxl-num-layers 2 --trxl-num-heads 2 --trxl-dim 32 --trxl-memory-length 3"
+    FLAGS[flags.replace("lstm", "trxl")] = changed
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
 FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
@@ -69,6 +73,20 @@ elif "agent" in globals() and hasattr(agent, "hidden_gates"):
         hidden = hidden.flatten(0, 1)[-len(observations) :]
         values, actions = agent.critic(hidden).squeeze(1).numpy(), agent.actor_mean(hidden).squeeze(1).numpy()
     scale = agent.return_rms.std.item()
+elif "agent" in globals() and hasattr(agent, "attentions"):
+    x = torch.from_numpy(observations)[None]  # as above: (steps, episodes, 1)
+    if probe == "Discounting":
+        x = x.transpose(0, 1)
+    if probe == "Memory":
+        x = torch.cat([x, torch.zeros_like(x), torch.zeros_like(x)])
+    past, hidden = torch.zeros((x.shape[1], args.trxl_memory_length, args.trxl_num_layers, args.trxl_dim)), []
+    with torch.no_grad():
+        for t, now in enumerate(x):
+            output, kept = agent(now, past, torch.full((len(now),), t))
+            past = torch.cat([past[:, 1:], kept[:, None]], dim=1)
+            hidden.append(output)
+        hidden = torch.cat(hidden)[-len(observations) :]
+        values, actions = agent.critic(hidden).squeeze(1).numpy(), agent.actor[0](hidden).softmax(1)[:, 1].numpy()
 elif "agent" in globals():
     with torch.no_grad():
         values = agent.get_value(torch.from_numpy(observations)).numpy()
@@ -94,9 +112,10 @@ result |= {"values": values * scale, "scale": scale, "actions": actions}
 def test_values_and_actions(name, tmp_path):
     """All probes in one process; the values and actions that were found for them, next to the right ones."""
     require_for(name)
-    remembered = REMEMBERED if defines(name, "self.hidden_gates") else {}
+    memory = "lstm" if defines(name, "self.hidden_gates") else "trxl" if defines(name, "self.attentions") else None
+    remembered = REMEMBERED if memory else {}
     observations = {probe: list(cases) for probe, cases in (VALUES | ACTIONS | remembered).items()}
-    kind, first = LINEAGE[name]["probes"], "lstm" if remembered else name.split("_")[0]
+    kind, first = LINEAGE[name]["probes"], memory or name.split("_")[0]
     flags = FLAGS.get(first, FLAGS[family(name)])
     argvs = [
         ["--env-id", f"probe_envs:{probe}{kind.capitalize()}-v0", "--gamma", GAMMA]
