@@ -77,7 +77,7 @@ class Args:
     env_path: str | None = None  # executable of the game; without it, one played in the Godot editor may connect
     speedup: int = 1  # game time per real time with --viz; without it, Godot runs as fast as it can
     viz: bool = False  # show the window of the game
-    timeout: float = 60  # seconds that Godot may take to connect, and to answer
+    timeout: int = 60  # seconds that Godot may take to connect, and to answer
     onnx_export_path: str | None = None  # write the policy here at the end, for use inside of the engine
     capture_video = False  # no flag: a headless Godot draws nothing
 
@@ -170,14 +170,18 @@ def report(step, total, sps, returns):
     print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
 
 
+class GodotError(SystemExit):
+    """Ends the script with one line and exit code 1, unless it is caught."""
+
+
 class GodotProcess(GodotEnv):
     """A game that may end or fall silent at any time, where the package alone would wait for it without end."""
 
     def __init__(self, env_path, seed, speedup, viz):
-        self.connection = self.game = None
-        atexit.register(self.close)
         # a game is told a free port, which is taken before it starts; the editor knows the package's own port only
         self.listener = socket.create_server(("127.0.0.1", 0 if env_path else self.DEFAULT_PORT))
+        self.connection = self.game = None
+        atexit.register(self.close)
         if env_path:
             port = self.listener.getsockname()[1]
             command = [os.path.abspath(env_path), f"--port={port}", f"--env_seed={seed}", f"--speedup={speedup}"]
@@ -198,9 +202,9 @@ class GodotProcess(GodotEnv):
                 connection, _ = self.listener.accept()
                 break
             if self.game and self.game.poll() is not None:
-                raise ConnectionError(f"Godot ended with exit code {self.game.returncode} before it connected")
+                raise GodotError(f"Godot ended with exit code {self.game.returncode} before it connected")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"Godot did not connect within {self.timeout:g} seconds (--timeout)")
+                raise GodotError(f"Godot did not connect within {self.timeout} seconds (--timeout)")
         self.listener.close()
         connection.settimeout(self.timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -210,28 +214,29 @@ class GodotProcess(GodotEnv):
     def _get_json_dict(self):
         try:
             size = int.from_bytes(self.reader.read(4), "little")
-            if len(message := self.reader.read(size)) == size > 0:
+            message = self.reader.read(size)
+            if len(message) == size > 0:
                 return json.loads(message)
         except TimeoutError:
-            raise TimeoutError(f"Godot did not answer within {self.timeout:g} seconds (--timeout)") from None
-        except ConnectionError:
+            raise GodotError(f"Godot did not answer within {self.timeout} seconds (--timeout)") from None
+        except ValueError as error:
+            raise GodotError(f"Godot sent what is not JSON ({error})") from None
+        except OSError:
             pass
-        except ValueError:
-            raise ConnectionError(f"Godot sent no JSON: {message[:40]}") from None
-        raise ConnectionError("Godot has ended, or closed the connection")
+        raise GodotError("Godot has ended, or closed the connection")
 
     def _send_string(self, string):
         try:
             super()._send_string(string)
         except OSError:
-            raise ConnectionError("Godot has ended, or does not read what it is sent") from None
+            raise GodotError("Godot has ended, or does not read what it is sent") from None
 
     def close(self):
         """Ask the game to end; end it if it does not, with all that it has started."""
         self.listener.close()
         if self.connection:
             self.connection.settimeout(1)
-            with suppress(OSError):
+            with suppress(GodotError):
                 self._send_as_json({"type": "close"})
             self.reader.close()
             self.connection.close()
@@ -255,12 +260,12 @@ class GodotVectorEnv:
             game.connect(timeout)
         spaces = [pair for game in self.games for pair in zip(game.observation_spaces, game.tuple_action_spaces)]
         if any(pair != spaces[0] for pair in spaces):
-            raise gym.error.Error(
-                "the agents of the game differ in their spaces, so that one policy cannot play them all"
-            )
+            raise gym.error.Error("the agents of this game have different spaces, and one policy cannot play them all")
         self.num_envs = len(spaces)
         self.single_observation_space = spaces[0][0].get("obs")
         self.single_action_space = spaces[0][1]  # a tuple of Box and Discrete
+        self.is_box = [isinstance(space, gym.spaces.Box) for space in self.single_action_space]
+        self.ends = np.cumsum([gym.spaces.flatdim(x) if box else 1 for x, box in zip(spaces[0][1], self.is_box)])
 
     def reset(self, seed=None):
         """A game is seeded when it is started, so that `seed` comes too late here."""
@@ -268,16 +273,10 @@ class GodotVectorEnv:
         return np.array(obs, dtype=np.float32), {}
 
     def step(self, actions):
-        start = 0
-        for game in self.games:
-            rows, parts, column = actions[start : start + game.num_envs], [], 0
-            for space in self.single_action_space:
-                size = gym.spaces.flatdim(space) if isinstance(space, gym.spaces.Box) else 1
-                part = rows[:, column : column + size]
-                parts.append(part.clip(-1, 1) if isinstance(space, gym.spaces.Box) else part[:, 0].astype(int))
-                column += size
-            game.step_send(parts)
-            start += game.num_envs
+        ends = np.cumsum([game.num_envs for game in self.games])
+        for game, rows in zip(self.games, np.split(actions, ends[:-1])):
+            parts = zip(self.is_box, np.split(rows, self.ends[:-1], axis=1))
+            game.step_send([part.clip(-1, 1) if is_box else part[:, 0].astype(int) for is_box, part in parts])
         replies = zip(*(game.step_recv() for game in self.games))
         obs, reward, done, _, infos = (list(chain(*parts)) for parts in replies)
         obs, done = np.array([agent["obs"] for agent in obs], dtype=np.float32), np.array(done, dtype=bool)
@@ -292,7 +291,7 @@ class GodotVectorEnv:
             game.close()
 
 
-def make_envs(env_path, n_parallel, seed, capture_video=False, run_name="", speedup=1, viz=False, timeout=60.0):
+def make_envs(env_path, n_parallel, seed, capture_video=False, run_name="", speedup=1, viz=False, timeout=60):
     if GodotEnv is object:
         raise ImportError("Godot RL Agents is not installed: pip install --no-deps godot-rl==0.8.2")
     return GodotVectorEnv(env_path, n_parallel, seed, speedup, viz, timeout)
@@ -475,14 +474,15 @@ if __name__ == "__main__":
     seed = args.seed + checkpoint.get("global_step", 0)  # a resumed run goes on with other numbers than it began with
     options = {"speedup": args.speedup, "viz": args.viz, "timeout": args.timeout}
     if not args.env_path:
-        print(f"Press PLAY in the Godot editor within {args.timeout:g} seconds.", flush=True)
+        print(f"Press PLAY in the Godot editor within {args.timeout} seconds.", flush=True)
+    handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # until there is something to save
     try:
         envs = make_envs(args.env_path, args.n_parallel, seed, **options)  # before anything is written
-        next_obs, infos = envs.reset()
-    except (gym.error.Error, ImportError) as error:
+    except (gym.error.Error, ImportError, AssertionError) as error:  # the package asserts that it knows a space
         fail(error)
-    except (OSError, AssertionError) as error:  # the package asserts what it can handle
-        sys.exit(f"{Path(__file__).name}: {error}")
+    except OSError as error:
+        fail(f"--env-path {args.env_path} cannot be started: {error}" if args.env_path else error)
+    signal.signal(signal.SIGTERM, handler)
     if len(getattr(envs.single_observation_space, "shape", ())) != 1:
         fail(f"{args.env_id} needs a vector of observations named obs; ppo_atari.py handles the images of Atari games")
     num_envs = envs.num_envs
@@ -586,6 +586,7 @@ if __name__ == "__main__":
 
     # Training loop
     start_time, start_step = time.perf_counter(), global_step
+    next_obs, infos = envs.reset()
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
@@ -599,7 +600,7 @@ if __name__ == "__main__":
             actions[step] = act_action.cpu().numpy()
             try:
                 next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
-            except OSError as error:
+            except GodotError as error:
                 sys.exit(f"\n{error}, at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
             rewards[step], dones[step] = reward, terminated | truncated
             episode_returns += reward
