@@ -197,6 +197,7 @@ class GodotProcess(GodotEnv):
     def _start_server(self):
         deadline = time.monotonic() + self.timeout
         self.listener.settimeout(0.1)
+        handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # there is nothing to save yet
         while True:
             with suppress(TimeoutError):
                 connection, _ = self.listener.accept()
@@ -206,6 +207,7 @@ class GodotProcess(GodotEnv):
             if time.monotonic() > deadline:
                 raise GodotError(f"Godot did not connect within {self.timeout} seconds (--timeout)")
         self.listener.close()
+        signal.signal(signal.SIGTERM, handler)
         connection.settimeout(self.timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.reader = connection.makefile("rb")
@@ -475,14 +477,12 @@ if __name__ == "__main__":
     options = {"speedup": args.speedup, "viz": args.viz, "timeout": args.timeout}
     if not args.env_path:
         print(f"Press PLAY in the Godot editor within {args.timeout} seconds.", flush=True)
-    handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # until there is something to save
     try:
         envs = make_envs(args.env_path, args.n_parallel, seed, **options)  # before anything is written
     except (gym.error.Error, ImportError, AssertionError) as error:  # the package asserts that it knows a space
         fail(error)
     except OSError as error:
         fail(f"--env-path {args.env_path} cannot be started: {error}" if args.env_path else error)
-    signal.signal(signal.SIGTERM, handler)
     if len(getattr(envs.single_observation_space, "shape", ())) != 1:
         fail(f"{args.env_id} needs a vector of observations named obs; ppo_atari.py handles the images of Atari games")
     num_envs = envs.num_envs

@@ -77,7 +77,7 @@ def test_every_part_of_an_action_reaches_its_agent(actions, games):
         rows, expected = np.array(choices, dtype=np.float32)[:, None], DIRECTIONS[choices]
     else:
         gears = np.array([[2], [1], [2], [0], [1], [0]], dtype=np.float32)
-        rows, expected = np.hstack([gears, moves]), np.array([0, -1, 1])[gears.astype(int)] * moves.clip(-1, 1)
+        rows, expected = np.hstack([gears, moves]), np.array([0, 0.5, 1])[gears.astype(int)] * moves.clip(-1, 1)
     after, reward, terminated, truncated, _ = envs.step(rows)
     stay = ~terminated
     np.testing.assert_allclose((before - after)[stay], STEP * expected[stay], atol=1e-5)
@@ -229,7 +229,8 @@ def test_the_plugin_reads_the_deterministic_policy(parts, tmp_path):
 
 # Learning
 
-BEST = 1.9  # of the mean distance at the start, 1.04, all but the last step, and 1 for the arrival
+# The way is 1.04 on average, of which less than 0.1 is left at the arrival, which earns 1; 100 episodes: +- 0.05
+SOLVED = 1.8
 
 
 @pytest.mark.slow
@@ -243,14 +244,14 @@ def test_learns(actions, tmp_path):
     game = make_game(f"--actions={actions}", "--agents=20", "--time_limit=1")
     run(script(NAME), *flags.split(), "--env-path", game, "--onnx-export-path", "model.onnx", cwd=tmp_path)
     returns = [value for tag, _, value in raw_scalars(run_dir(tmp_path)) if tag == "charts/episodic_return"]
-    assert np.mean(returns[:20]) < 0.5 * BEST, "solved from the start: the threshold says nothing"
-    assert np.mean(returns[-100:]) > BEST
+    assert np.mean(returns[:20]) < 0.5 * SOLVED, "solved from the start: the threshold says nothing"
+    assert np.mean(returns[-100:]) > SOLVED
 
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     envs = load(NAME).make_envs(game, 1, 100, timeout=20)
     try:
         policy = lambda obs: np.stack([play(session, row, SPACES[actions]) for row in obs])  # noqa: E731
-        assert load(NAME).evaluate(policy, envs, seed=None).mean() > BEST
+        assert load(NAME).evaluate(policy, envs, seed=None).mean() > SOLVED
     finally:
         envs.close()
 
@@ -347,11 +348,9 @@ def recorded(folder):
 def test_a_game_that_never_connects(tmp_path):
     """One sleeps, with a child that would outlive it; one ends at once; at one there is a signal before it connects."""
     require_for(NAME)
-    note = f"echo $$ >> '{tmp_path}/pids'"
-    sleeping = make_executable(
-        tmp_path / "sleeping.x86_64", note, "sleep 600 &", f"echo $! >> '{tmp_path}/pids'", "wait"
-    )
-    ending = make_executable(tmp_path / "ending.x86_64", note, "exit 3")
+    pids = f"'{tmp_path}/pids'"
+    sleeping = make_executable(tmp_path / "sleeping.x86_64", "sleep 600 &", f"echo $$ $! >> {pids}", "wait")
+    ending = make_executable(tmp_path / "ending.x86_64", f"echo $$ >> {pids}", "exit 3")
     began = time.monotonic()
     done = run(script(NAME), "--env-path", sleeping, "--timeout", 1, "--n-parallel", 2, cwd=tmp_path, code=1)
     assert "did not connect within 1 seconds" in last_line(done.stderr)

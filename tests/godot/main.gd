@@ -2,7 +2,7 @@
 # protocol of Godot RL Agents: messages of JSON over TCP, each after its length in 4 bytes, as get_string reads them.
 #
 # Arguments of Godot RL Agents: --port=, --env_seed=, --speedup=. Of this task:
-#   --actions=continuous   "move", a velocity; discrete: "move", one of five; mixed: "gear" (stop, back, on) and "move"
+#   --actions=continuous   "move", a velocity; discrete: "move", one of five; mixed: "gear" (stop, slow, fast) and "move"
 #   --agents=10            points
 #   --time_limit=1         says of an episode that ran out of time that it was truncated, and where it was then
 #   --trouble=             hang, die, or garbage, at the step --trouble_at=, to see what the other side makes of it
@@ -89,7 +89,7 @@ func velocity(action):
 	if arguments["actions"] == "discrete":
 		return DIRECTIONS[int(action["move"])]
 	var move = Vector2(clamp(action["move"][0], -1, 1), clamp(action["move"][1], -1, 1))
-	return move * [0, -1, 1][int(action["gear"])] if arguments["actions"] == "mixed" else move
+	return move * [0, 0.5, 1][int(action["gear"])] if arguments["actions"] == "mixed" else move
 
 
 func step(actions):
