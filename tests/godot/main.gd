@@ -126,10 +126,12 @@ func make_trouble():
 
 
 func receive():
+	var looks = 0
 	while stream.get_available_bytes() == 0:
 		if stream.get_status() != StreamPeerTCP.STATUS_CONNECTED:
 			return null
-		OS.delay_usec(10)
+		looks += 1
+		OS.delay_usec(20 if looks < 50 else 1000)  # an update takes long, and may need this core
 	return JSON.parse(stream.get_string()).result
 
 
