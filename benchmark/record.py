@@ -18,7 +18,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 COLUMNS = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
-PACKAGES = ("gymnasium", "ale-py", "envpool", "mujoco", "torch", "jax")
+PACKAGES = ("gymnasium", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")
 
 
 @dataclass

@@ -66,6 +66,17 @@ def install_gl():
     call(*command, DEBIAN_FRONTEND="noninteractive")
 
 
+def install_godot():
+    """The Godot engine without a screen, which plays the game in tests/godot."""
+    if not sys.platform.startswith("linux") or shutil.which("godot3-server"):
+        return
+    command = ["apt-get", "install", "-qy", "--no-install-recommends", "godot3-server"]
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        sys.exit(f"The tests of Godot need godot3-server; on Debian and Ubuntu: sudo {' '.join(command)}")
+    call("apt-get", "update", "-q")
+    call(*command, DEBIAN_FRONTEND="noninteractive")
+
+
 def train(arguments):
     install(set())
     python("cleanrl/ppo.py", "--env-id", "CartPole-v1", *arguments, "--save-model")
@@ -75,6 +86,7 @@ def test(arguments):
     install(TEST_EXTRAS)
     python("-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "requirements/no-deps.txt")
     install_gl()
+    install_godot()
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
     python("-m", "cleanrl_utils.style")
     python("-m", "ruff", "check", *folders)

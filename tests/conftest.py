@@ -103,6 +103,8 @@ def smoke(name, **flags):
     argv = shlex.split(LINEAGE[name]["smoke"])
     if "{teacher}" in argv:
         argv[argv.index("{teacher}")] = make_teacher(default(name, "teacher_model_exp_name"))
+    if "{godot}" in argv:
+        argv[argv.index("{godot}")] = make_game()
     for flag, value in flags.items():
         flag = "--" + flag.replace("_", "-")
         if flag in argv:
@@ -141,6 +143,19 @@ def make_teacher(name, env_id="BreakoutNoFrameskip-v4", num_actions=4):
     return str(folder)
 
 
+@functools.cache
+def make_game(*arguments):
+    """A launcher of the game in tests/godot, with these arguments more, kept until the tests end."""
+    require_program("godot3-server")
+    folder = Path(tempfile.mkdtemp(prefix="godot-"))
+    atexit.register(shutil.rmtree, folder)
+    launcher = folder / "a game.x86_64"
+    command = f'"{TESTS}/godot/reach.x86_64" "$@" {shlex.join(arguments)}'
+    launcher.write_text(f"#!/bin/sh\nexport HOME={folder}\nexec {command} 2> /dev/null\n")
+    launcher.chmod(0o755)
+    return str(launcher)
+
+
 def smoke_total(name):
     argv = smoke(name)
     return int(argv[argv.index("--total-timesteps") + 1])
@@ -151,6 +166,13 @@ def require(*modules):
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         message = f"not installed: {', '.join(missing)}"
+        pytest.fail(message) if os.environ.get("CLEANRL_REQUIRE_ALL") == "1" else pytest.skip(message)
+
+
+def require_program(name):
+    """As `require`, for a program of the system."""
+    if shutil.which(name) is None:
+        message = f"not installed: {name}"
         pytest.fail(message) if os.environ.get("CLEANRL_REQUIRE_ALL") == "1" else pytest.skip(message)
 
 

@@ -79,7 +79,7 @@ def test_the_gae_oracle_by_hand():
 
 
 def masked(name):
-    return defines(name, "class MaskFirst")  # see test_masked.py
+    return defines(name, "class MaskFirst") or uses(name, "godot_rl")  # see test_masked.py and test_godot.py
 
 
 @each(lambda name: defines(name, "class Agent", ".exponential_().log()", "nn.Linear(inputs") and not masked(name))
@@ -97,7 +97,7 @@ def test_discrete_actions_follow_the_softmax(name):
     assert chi_square < 16.3  # the 99.9 % quantile with 3 degrees of freedom
 
 
-@each(lambda name: defines(name, "class Agent", "actor_logstd") and not defines(name, "self.hidden_gates"))
+@each(lambda name: defines(name, "actor_logstd") and not (defines(name, "self.hidden_gates") or masked(name)))
 def test_continuous_actions_follow_the_gaussian(name):
     torch.manual_seed(0)
     agent = load(name).Agent(continuous_envs())

@@ -1,0 +1,670 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "gymnasium>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+#     "godot-rl>=0.8.2",
+# ]
+# [tool.uv]
+# override-dependencies = ["gymnasium>=1.2", "stable-baselines3>=2.7"]  # godot-rl asks for older ones, and needs none
+# ///
+"""Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347) for games made with Godot RL Agents.
+
+Differs from ppo_continuous_action.py:
+1. a game of the Godot engine connects over TCP, or several of them; each has many agents, which share one policy;
+2. an action may consist of parts, each with a Gaussian or, if it is one of n choices, a categorical distribution;
+3. observations and rewards are as the game sends them, without normalisers, like in the published integration;
+4. Godot's `done` does not tell a time limit from a real end and counts as one, unless the game also sends, as infos,
+   `TimeLimit.truncated` and `terminal_observation`;
+5. the policy can be exported for use inside of the engine.
+
+Differs from the paper:
+1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
+2. actor and critic are separate networks with orthogonal initialisation, and the learning rate decays linearly;
+3. an episode cut off by a time limit, where the game says so, is bootstrapped from its final observation.
+
+Run: python ppo_continuous_action_godot.py --env-path game.x86_64 --onnx-export-path model.onnx
+"""
+
+import atexit
+import json
+import logging
+import math
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections import deque
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+try:
+    from godot_rl.core.godot_env import GodotEnv
+except ImportError:  # make_envs says what to do
+    GodotEnv = object
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+    env_path: str | None = None  # executable of the game; without it, one played in the Godot editor may connect
+    speedup: int = 1  # game time per real time with --viz; without it, Godot runs as fast as it can
+    viz: bool = False  # show the window of the game
+    timeout: int = 60  # seconds that Godot may take to connect, and to answer
+    onnx_export_path: str | None = None  # write the policy here at the end, for use inside of the engine
+    capture_video = False  # no flag: a headless Godot draws nothing
+
+    env_id: str = "godot"  # environment
+    total_timesteps: int = 1_000_000  # environment steps in total
+    learning_rate: float = 3e-4  # step size of the optimizer
+    n_parallel: int = 1  # Godot processes, each with all agents of the game
+    num_steps: int = 32  # rollout length per environment
+    anneal_lr: bool = True  # decay the learning rate linearly to zero
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # trace parameter of the advantage estimate
+    num_minibatches: int = 8  # minibatches per epoch
+    update_epochs: int = 10  # passes over each rollout
+    norm_adv: bool = True  # standardise advantages per minibatch
+    clip_coef: float = 0.2  # clip range of ratios and values
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.0001  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # ceiling of the global gradient norm
+    target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args():
+    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
+    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
+    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
+    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
+    argv = argv.split("\n") if argv else []
+    args = tyro.cli(Args, args=argv)
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = tyro.cli(Args, args=argv, default=Args(**saved))
+        for flag in list(saved)[list(saved).index("env_id") :]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    return args
+
+
+def open_run(args, event_sizes):
+    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
+    run_dir = Path(args.resume)
+    while not args.resume:
+        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
+        try:
+            run_dir.mkdir(parents=True)
+            break
+        except FileExistsError:
+            time.sleep(1)  # another run took this name within the same second
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    (run_dir / "commit.txt").write_text(git.stdout)
+    (run_dir / "packages.txt").write_text("".join(packages))
+    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+    os.replace(run_dir / "args.tmp", run_dir / "args.json")
+    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+        os.truncate(file, event_sizes.get(file.name, 0))
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
+        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
+    writer = SummaryWriter(run_dir)
+    if not args.resume:
+        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+    return run_dir, writer
+
+
+def report(step, total, sps, returns):
+    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
+    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
+    left = timedelta(seconds=int((total - step) / sps))
+    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
+    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+
+
+class GodotError(SystemExit):
+    """Ends the script with one line and exit code 1, unless it is caught."""
+
+
+class GodotProcess(GodotEnv):
+    """A game that may end or fall silent at any time, where the package alone would wait for it without end."""
+
+    def __init__(self, env_path, seed, speedup, viz):
+        # a game is told a free port, which is taken before it starts; the editor knows the package's own port only
+        self.listener = socket.create_server(("127.0.0.1", 0 if env_path else self.DEFAULT_PORT))
+        self.connection = self.game = None
+        atexit.register(self.close)
+        if env_path:
+            port = self.listener.getsockname()[1]
+            command = [os.path.abspath(env_path), f"--port={port}", f"--env_seed={seed}", f"--speedup={speedup}"]
+            if not viz:  # a frame per tick of the physics, of which the game has 60 a second, and no sleep in between
+                command += ["--disable-render-loop", "--headless", "--fixed-fps", str(60 * speedup)]
+            self.game = subprocess.Popen(command, stdout=None if viz else subprocess.DEVNULL, start_new_session=True)
+
+    def connect(self, timeout):
+        self.timeout = timeout
+        with redirect_stdout(None):
+            super().__init__()  # waits for the game, and asks for its spaces
+
+    def _start_server(self):
+        deadline = time.monotonic() + self.timeout
+        self.listener.settimeout(0.1)
+        handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # there is nothing to save yet
+        while True:
+            with suppress(TimeoutError):
+                connection, _ = self.listener.accept()
+                break
+            if self.game and self.game.poll() is not None:
+                raise GodotError(f"Godot ended with exit code {self.game.returncode} before it connected")
+            if time.monotonic() > deadline:
+                raise GodotError(f"Godot did not connect within {self.timeout} seconds (--timeout)")
+        self.listener.close()
+        signal.signal(signal.SIGTERM, handler)
+        connection.settimeout(self.timeout)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.reader = connection.makefile("rb")
+        return connection
+
+    def _get_json_dict(self):
+        try:
+            size = int.from_bytes(self.reader.read(4), "little")
+            message = self.reader.read(size)
+            if len(message) == size > 0:
+                return json.loads(message)
+        except TimeoutError:
+            raise GodotError(f"Godot did not answer within {self.timeout} seconds (--timeout)") from None
+        except ValueError as error:
+            raise GodotError(f"Godot sent what is not JSON ({error})") from None
+        except OSError:
+            pass
+        raise GodotError("Godot has ended, or closed the connection")
+
+    def _send_string(self, string):
+        try:
+            super()._send_string(string)
+        except OSError:
+            raise GodotError("Godot has ended, or does not read what it is sent") from None
+
+    def close(self):
+        """Ask the game to end; end it if it does not, with all that it has started."""
+        self.listener.close()
+        if self.connection:
+            self.connection.settimeout(1)
+            with suppress(GodotError):
+                self._send_as_json({"type": "close"})
+            self.reader.close()
+            self.connection.close()
+        if self.game:
+            with suppress(subprocess.TimeoutExpired):
+                self.game.wait(2 if self.connection else 0)
+            with suppress(ProcessLookupError):
+                os.killpg(self.game.pid, signal.SIGKILL) if os.name == "posix" else self.game.kill()
+            self.game.wait()
+        self.connection = self.game = None
+
+    _close = close  # what the package calls at exit, with a message
+
+
+class GodotVectorEnv:
+    """The agents of all games, stepped together; a row of actions has all parts of one agent's action."""
+
+    def __init__(self, env_path, n_parallel, seed, speedup, viz, timeout):
+        self.games = [GodotProcess(env_path, seed + i, speedup, viz) for i in range(n_parallel)]
+        for game in self.games:
+            game.connect(timeout)
+        spaces = [pair for game in self.games for pair in zip(game.observation_spaces, game.tuple_action_spaces)]
+        if any(pair != spaces[0] for pair in spaces):
+            raise gym.error.Error("the agents of this game have different spaces, and one policy cannot play them all")
+        self.num_envs = len(spaces)
+        self.single_observation_space = spaces[0][0].get("obs")
+        self.single_action_space = spaces[0][1]  # a tuple of Box and Discrete
+        self.is_box = [isinstance(space, gym.spaces.Box) for space in self.single_action_space]
+        self.ends = np.cumsum([gym.spaces.flatdim(x) if box else 1 for x, box in zip(spaces[0][1], self.is_box)])
+
+    def reset(self, seed=None):
+        """A game is seeded when it is started, so that `seed` comes too late here."""
+        obs = [agent["obs"] for game in self.games for agent in game.reset()[0]]
+        return np.array(obs, dtype=np.float32), {}
+
+    def step(self, actions):
+        ends = np.cumsum([game.num_envs for game in self.games])
+        for game, rows in zip(self.games, np.split(actions, ends[:-1])):
+            parts = zip(self.is_box, np.split(rows, self.ends[:-1], axis=1))
+            game.step_send([part.clip(-1, 1) if is_box else part[:, 0].astype(int) for is_box, part in parts])
+        replies = zip(*(game.step_recv() for game in self.games))
+        obs, reward, done, _, infos = (list(chain(*parts)) for parts in replies)
+        obs, done = np.array([agent["obs"] for agent in obs], dtype=np.float32), np.array(done, dtype=bool)
+        final_obs, truncated = obs.copy(), np.zeros_like(done)
+        for i in np.flatnonzero(done):
+            if infos[i].get("TimeLimit.truncated") and "terminal_observation" in infos[i]:
+                final_obs[i], truncated[i] = infos[i]["terminal_observation"]["obs"], True
+        return obs, np.array(reward, dtype=float), done & ~truncated, truncated, {"final_obs": final_obs}
+
+    def close(self):
+        for game in self.games:
+            game.close()
+
+
+def make_envs(env_path, n_parallel, seed, capture_video=False, run_name="", speedup=1, viz=False, timeout=60):
+    if GodotEnv is object:
+        raise ImportError("Godot RL Agents is not installed: pip install --no-deps godot-rl==0.8.2")
+    return GodotVectorEnv(env_path, n_parallel, seed, speedup, viz, timeout)
+
+
+def layer_init(layer, std=2**0.5):
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Layers(nn.Sequential):
+    def forward(self, x):  # without nn.Module.__call__ and its hooks, which take as long as such a layer
+        for layer in self:
+            x = layer.forward(x)
+        return x
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+
+        def mlp(outputs, std):
+            hidden = [layer_init(nn.Linear(inputs, 64)), nn.Tanh(), layer_init(nn.Linear(64, 64)), nn.Tanh()]
+            return Layers(*hidden, layer_init(nn.Linear(64, outputs), std))
+
+        inputs = int(np.prod(envs.single_observation_space.shape))
+        self.is_box = [isinstance(space, gym.spaces.Box) for space in envs.single_action_space]
+        self.outputs = [gym.spaces.flatdim(space) for space in envs.single_action_space]  # means or logits of each part
+        self.columns = [size if is_box else 1 for size, is_box in zip(self.outputs, self.is_box)]  # and of its actions
+        self.actor = mlp(sum(self.outputs), std=0.01)
+        self.actor_logstd = nn.Parameter(torch.zeros(sum(self.outputs)))  # those of logits stay zero, and unused
+        self.critic = mlp(1, std=1.0)
+
+    def heads(self, obs):
+        return zip(self.is_box, self.actor(obs).split(self.outputs, -1), self.actor_logstd.split(self.outputs))
+
+    def get_value(self, obs):
+        return self.critic(obs).squeeze(-1)
+
+    def get_action(self, obs):
+        parts = []
+        for is_box, head, logstd in self.heads(obs):
+            if is_box:
+                parts.append(head + logstd.exp() * torch.randn_like(head))
+            else:  # Gumbel-max
+                choice = (head - torch.empty_like(head).exponential_().log()).argmax(-1, keepdim=True)
+                parts.append(choice.to(head.dtype))
+        return torch.cat(parts, -1)
+
+    def evaluate(self, obs, action):
+        logprob = entropy = torch.zeros(len(obs), device=obs.device)
+        for (is_box, head, logstd), part in zip(self.heads(obs), action.split(self.columns, -1)):
+            if is_box:
+                z = (part - head) / logstd.exp()
+                logprob = logprob - 0.5 * (z**2).sum(-1) - (logstd + 0.5 * math.log(2 * math.pi)).sum()
+                entropy = entropy + (logstd + 0.5 * math.log(2 * math.pi * math.e)).sum()
+            else:
+                logprobs = head.log_softmax(-1)
+                logprob = logprob + logprobs.gather(-1, part.long()).squeeze(-1)
+                entropy = entropy - (logprobs.exp() * logprobs).sum(-1)
+        return logprob, entropy, self.get_value(obs)
+
+
+class OnnxPolicy(nn.Module):
+    """The policy as the plugin of Godot RL Agents reads it: means, and for a choice one number for each of the n.
+
+    The plugin takes the largest of those above zero: probabilities are safe where logits are not. If an action has
+    parts of both kinds, it skips as many numbers behind the means as there are means.
+    """
+
+    def __init__(self, agent):
+        super().__init__()
+        self.agent = agent
+
+    def forward(self, obs, state_ins):
+        parts = []
+        for is_box, head, logstd in self.agent.heads(obs):
+            parts.append(head.clamp(-1, 1) if is_box else head.softmax(-1))
+            if is_box and not all(self.agent.is_box):
+                parts.append(logstd.expand_as(head))
+        return torch.cat(parts, -1), state_ins.clone()
+
+
+def export_onnx(agent, envs, path):
+    """Write the policy to one file, in a format that has been read since 2023 (onnxruntime 1.14)."""
+    copy = Agent(envs)  # on the CPU, with parameters that are no views
+    copy.load_state_dict(agent.state_dict())
+    example = torch.zeros(2, *envs.single_observation_space.shape), torch.zeros(2)
+    batch = {0: torch.export.Dim("batch_size")}
+    names = {"input_names": ["obs", "state_ins"], "output_names": ["output", "state_outs"]}
+    options = {"dynamic_shapes": (batch, batch), "opset_version": 18, "dynamo": True, "verbose": False}
+    logging.disable(logging.WARNING)  # of what the exporter could do with packages that are not needed
+    with warnings.catch_warnings(action="ignore"):
+        program = torch.onnx.export(OnnxPolicy(copy).eval(), example, **names, **options)
+        program.model.ir_version = 8
+        program.save(path, external_data=False)
+    logging.disable(logging.NOTSET)
+
+
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
+
+    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
+    """
+    advantages, advantage = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
+        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
+        next_value = values[t]
+    return advantages
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
+    graph, calls = torch.cuda.CUDAGraph(), 0
+
+    def call():
+        nonlocal calls
+        calls += 1
+        if calls <= warmup:
+            return function()
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                function()
+        graph.replay()
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+def load_policy(run_dir, envs, device):
+    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    return torch.no_grad()(
+        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device)).cpu().numpy()
+    )
+
+
+if __name__ == "__main__":
+    # Run directory and logger
+    stop_signals = []
+    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    args = parse_args()
+    if min(args.n_parallel, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
+        fail("--n-parallel, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
+    if min(args.speedup, args.timeout) <= 0:
+        fail("--speedup and --timeout must be positive")
+    if args.env_path and not (Path(args.env_path).is_file() and os.access(args.env_path, os.X_OK)):
+        fail(f"--env-path {args.env_path} is not a file that can be executed: export the game, and chmod +x it")
+    if not args.env_path and args.n_parallel > 1:
+        fail("--n-parallel needs --env-path: the Godot editor plays one game")
+    if args.onnx_export_path and not (find_spec("onnx") and find_spec("onnxscript")):
+        fail("--onnx-export-path needs: pip install onnx onnxscript")
+    if args.onnx_export_path and not Path(args.onnx_export_path).absolute().parent.is_dir():
+        fail(f"--onnx-export-path {args.onnx_export_path} is in a folder that does not exist")
+    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
+    seed = args.seed + checkpoint.get("global_step", 0)  # a resumed run goes on with other numbers than it began with
+    options = {"speedup": args.speedup, "viz": args.viz, "timeout": args.timeout}
+    if not args.env_path:
+        print(f"Press PLAY in the Godot editor within {args.timeout} seconds.", flush=True)
+    try:
+        envs = make_envs(args.env_path, args.n_parallel, seed, **options)  # before anything is written
+    except (gym.error.Error, ImportError, AssertionError) as error:  # the package asserts that it knows a space
+        fail(error)
+    except OSError as error:
+        fail(f"--env-path {args.env_path} cannot be started: {error}" if args.env_path else error)
+    if len(getattr(envs.single_observation_space, "shape", ())) != 1:
+        fail(f"{args.env_id} needs a vector of observations named obs; ppo_atari.py handles the images of Atari games")
+    num_envs = envs.num_envs
+    batch_size = num_envs * args.num_steps
+    minibatch_size = batch_size // args.num_minibatches
+    num_iterations = args.total_timesteps // batch_size
+    if batch_size % args.num_minibatches or minibatch_size < 2:
+        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
+    if num_iterations == 0:
+        fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
+    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+
+    # Seeding
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
+    else:
+        torch.set_num_threads(1)  # a thread pool slows networks of this size down
+
+    # Agent and optimizer
+    agent = Agent(envs).to(device)
+    weights = flatten(agent)
+    lr = torch.tensor(args.learning_rate, device=device)
+    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
+
+    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
+    obs_shape = (args.num_steps, num_envs, *envs.single_observation_space.shape)
+    obs = torch.zeros(obs_shape, dtype=torch.float32, pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((args.num_steps, num_envs, sum(agent.columns)), dtype=np.float32)
+    rewards, dones, final_values = np.zeros((3, args.num_steps, num_envs), dtype=np.float32)
+    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
+    b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
+    b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
+    mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
+    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
+    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
+    episode_returns, episode_lengths = np.zeros((2, num_envs))
+    recent_returns = deque(maxlen=20)
+
+    @torch.no_grad()
+    def act():
+        act_action.copy_(agent.get_action(act_obs))
+
+    @torch.no_grad()
+    def value(x):
+        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device)).cpu().numpy()
+
+    def update():
+        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
+        newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
+        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_advantages[mb_inds]
+        if args.norm_adv:
+            mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+
+        logratio = newlogprob - b_logprobs[mb_inds]
+        ratio = logratio.exp()
+        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
+        v_error = (newvalue - mb_returns) ** 2
+        if args.clip_vloss:
+            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
+            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
+        v_loss = 0.5 * v_error.mean()
+        entropy_loss = entropy.mean()
+        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+
+        weights.grad.zero_()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
+        optimizer.step()
+        with torch.no_grad():
+            old_approx_kl = -logratio.mean()
+            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
+            clipfrac = (ratio != clipped_ratio).float().mean()
+            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
+
+    if device.type == "cuda" and args.cuda_graphs:
+        act, update = cuda_graph(act), cuda_graph(update)
+
+    # Resume
+    def save_checkpoint():
+        writer.flush()
+        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
+        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
+        torch.save(state, run_dir / "unfinished.tmp")
+        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
+
+    global_step = 0
+    if args.resume:
+        global_step = checkpoint["global_step"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
+        torch.set_rng_state(checkpoint["rng"][0])
+        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
+            torch.cuda.set_rng_state(checkpoint["rng"][1])
+    else:
+        save_checkpoint()
+
+    # Training loop
+    start_time, start_step = time.perf_counter(), global_step
+    next_obs, infos = envs.reset()
+    for iteration in range(global_step // batch_size, num_iterations):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+
+        # Act
+        final_values[:] = 0
+        for step in range(args.num_steps):
+            obs[step] = next_obs
+            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
+            act()
+            actions[step] = act_action.cpu().numpy()
+            try:
+                next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
+            except GodotError as error:
+                sys.exit(f"\n{error}, at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            rewards[step], dones[step] = reward, terminated | truncated
+            episode_returns += reward
+            episode_lengths += 1
+            cut = truncated & ~terminated
+            if cut.any():
+                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
+            for i in np.flatnonzero(dones[step]):  # environment i has made step number global_step + i + 1
+                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
+                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
+                recent_returns.append(episode_returns[i])
+                episode_returns[i] = episode_lengths[i] = 0
+            global_step += num_envs
+
+        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
+        b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
+        with torch.no_grad():
+            b_logprobs[:], _, b_values[:] = agent.evaluate(b_obs, b_actions)
+        values = b_values.cpu().numpy().reshape(rewards.shape)
+        advantages = gae(rewards, values, value(next_obs), dones, final_values, args.gamma, args.gae_lambda)
+        b_advantages.copy_(torch.from_numpy(advantages).flatten())
+        b_returns.copy_(b_advantages + b_values)
+
+        # Learn
+        losses.zero_()
+        for epoch in range(args.update_epochs):
+            for inds in torch.randperm(batch_size, device=device).split(minibatch_size):
+                mb_inds.copy_(inds)
+                update()
+            if args.target_kl is not None and approx_kl > args.target_kl:
+                break
+
+        # Log
+        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
+        if not np.isfinite([*means, weights.sum().item()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
+        for name, mean in zip(loss_names, means):
+            writer.add_scalar(f"losses/{name}", mean, global_step)
+        writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
+        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
+        sps = (global_step - start_step) / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", int(sps), global_step)
+        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
+            report(global_step, args.total_timesteps, sps, recent_returns)
+
+        # Checkpoint
+        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
+            save_checkpoint()
+        if stop_signals:
+            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(75)  # schedulers start such a job again
+
+    # Save and close
+    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
+    envs.close()
+    if args.onnx_export_path:
+        export_onnx(agent, envs, args.onnx_export_path)
+    if args.save_model:
+        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        eval_envs = make_envs(args.env_path, args.n_parallel, args.seed + 2**30, **options)
+        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=None)
+        for i, episodic_return in enumerate(eval_returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, i)
+        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
+    writer.close()
+    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
