@@ -103,7 +103,7 @@ def refuse_all(name, cases, cwd):
 
 @each_text("make_env", "make_envs", "SameStepEnvPool")
 def test_unknown_environment_names_a_near_match(name, tmp_path):
-    known, version = re.fullmatch("(.*)([-_]v.*)", default(name, "env_id")).groups()
+    known, version = re.fullmatch("(.*?)([-_]v.*|)", default(name, "env_id")).groups()
     line = refuse(name, "--env-id", f"{known[:-1]}{version}", cwd=tmp_path)
     assert re.search(rf"\b{known}({version})?\b", line)
 

@@ -18,6 +18,8 @@ FLAGS = {
 FLAGS["lstm"] = FLAGS["ppo"].replace("--num-envs 4 --num-steps 32", "--num-envs 32 --num-steps 8")
 for probe in ("ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"):
     FLAGS[f"lstm {probe}"] = FLAGS["lstm"].replace("10240", "2560")
+# wide networks, and observations that are not standardised: small steps
+FLAGS["ppo_continuous_action_isaacgym"] = FLAGS["ppo"].replace("0.005", "0.001")
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
 FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
@@ -75,7 +77,8 @@ elif "agent" in globals():
         if hasattr(agent, "return_rms"):  # values are of scaled rewards
             scale = agent.return_rms.std.item()
         if hasattr(agent, "actor_mean"):
-            actions = agent.actor_mean(agent.normalize(torch.from_numpy(observations))).squeeze(1).numpy()
+            normalize = getattr(agent, "normalize", lambda obs: obs)
+            actions = agent.actor_mean(normalize(torch.from_numpy(observations))).squeeze(1).numpy()
         else:
             actions = agent.actor(torch.from_numpy(observations)).softmax(1)[:, 1].numpy()
 else:
@@ -97,7 +100,7 @@ def test_values_and_actions(name, tmp_path):
     remembered = REMEMBERED if defines(name, "self.hidden_gates") else {}
     observations = {probe: list(cases) for probe, cases in (VALUES | ACTIONS | remembered).items()}
     kind, first = LINEAGE[name]["probes"], "lstm" if remembered else name.split("_")[0]
-    flags = FLAGS.get(first, FLAGS[family(name)])
+    flags = FLAGS.get(name, FLAGS.get(first, FLAGS[family(name)]))
     argvs = [
         ["--env-id", f"probe_envs:{probe}{kind.capitalize()}-v0", "--gamma", GAMMA]
         + FLAGS.get(f"{first} {probe}", flags).split()
