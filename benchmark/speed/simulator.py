@@ -1,7 +1,7 @@
 """How close training comes to the simulator's own speed: `python -m benchmark.speed.simulator --env-id Ant`.
 
-Each round trains with ppo_continuous_action_isaacgym.py, then steps the simulator alone, with random actions that are on
-the device already, as many environments at a time. The ratio of the two rates is what acting, learning and logging
+Each round trains with ppo_continuous_action_isaacgym.py, then steps the simulator alone, with random actions that are
+on the device already, as many environments at a time. The ratio of the two rates is what acting, learning and logging
 leave of the simulator's speed. Neither rate counts compilation.
 """
 
@@ -37,7 +37,7 @@ class Options:
 def simulator_alone(options):
     sys.path.insert(0, str(ROOT / "cleanrl"))
     envs = __import__(NAME).make_envs(options.env_id, options.num_envs, 1)
-    envs.simulator.reset(1)
+    obs = envs.simulator.reset(1)
     actions = 2 * torch.rand((64, options.num_envs, *envs.single_action_space.shape), device=envs.device) - 1
     for step in range(options.iterations * options.num_steps):
         if step == options.skip * options.num_steps:
