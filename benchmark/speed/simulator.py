@@ -75,9 +75,8 @@ def main(options):
         pairs.append((training(options), alone(options)))
         print(f"training {pairs[-1][0]:.0f}, simulator alone {pairs[-1][1]:.0f} steps/s", flush=True)
     ratios = [round(ours / theirs, 3) for ours, theirs in pairs]
-    print(
-        f"{options.env_id}, {options.num_envs} environments: ratio {statistics.median(ratios):.2f}, {json.dumps(ratios)}"
-    )
+    median = statistics.median(ratios)
+    print(f"{options.env_id}, {options.num_envs} environments: ratio {median:.2f}, all {json.dumps(ratios)}")
 
 
 if __name__ == "__main__":
