@@ -168,18 +168,19 @@ def load_environment(env_id):
     except ImportError as error:
         raise ImportError(f"{env_id} needs: pip install playground brax ({error})") from error
     *physics, name = env_id.split("/")
-    ours = {"".join(map(str.capitalize, key.split("_"))): key for key in brax.envs._envs}  # half_cheetah: HalfCheetah
+    # inverted_pendulum is called InvertedPendulum
+    ours = {"".join(map(str.capitalize, key.split("_"))): key for key in brax.envs._envs}
     engines = ["jax", "warp"] if name in registry.ALL_ENVS else ["spring", "positional", "generalized", "mjx"]
     physics = "/".join(physics) or engines[0]
     if physics not in engines:
-        raise LookupError(f"the physics of {name} are one of {', '.join(engines)}, not {physics}")
+        raise ValueError(f"the physics of {name} are one of {', '.join(engines)}, not {physics}")
     if name in registry.ALL_ENVS:
         length = registry.get_default_config(name).episode_length
         return registry.load(name, config_overrides={"impl": physics}), length
     if name in ours:
         return brax.envs.get_environment(ours[name], backend=physics), 1000
     near = get_close_matches(name, [*ours, *registry.ALL_ENVS], 3, 0.4)
-    raise LookupError(f"no environment {name} in MuJoCo Playground or Brax; near: {', '.join(near) or 'none'}")
+    raise ValueError(f"no environment {name} in MuJoCo Playground or Brax; near: {', '.join(near) or 'none'}")
 
 
 class JaxSimulator:
@@ -239,10 +240,11 @@ class JaxSimulator:
         jax, idle = self.jax, torch.zeros((self.num_envs, *self.single_action_space.shape), device=self.device)
         seed = jax.device_put(jax.random.PRNGKey(seed), jax.devices()[0])  # what follows is bound to the device like it
         self.key, first_key, self.pool_key = jax.random.split(seed, 3)
-        self.states, self.pool, self.steps = self.draw(first_key), self.draw(self.pool_key), 0
+        self.states, self.pool = self.draw(first_key), self.draw(jax.random.fold_in(self.pool_key, 0))
         self.ages = jax.device_put(np.zeros(self.num_envs, np.int32), jax.devices()[0])
         self.outputs = (self.observe(self.states),)
         now = self.states, self.ages, self.key, self.outputs
+        self.steps = 0
         self.step(idle)  # compiles it
         self.states, self.ages, self.key, self.outputs = jax.block_until_ready(now)
         self.steps = 0
@@ -256,8 +258,7 @@ class JaxSimulator:
         """
         self.steps += 1
         if self.steps % self.episode_length == 0:
-            self.pool_key, key = self.jax.random.split(self.pool_key)
-            self.pool = self.draw(key)
+            self.pool = self.draw(self.jax.random.fold_in(self.pool_key, self.steps))
         actions = self.jax.dlpack.from_dlpack(actions)
         self.states, self.ages, self.key, outputs = self.advance(self.states, self.ages, self.pool, self.key, actions)
         self.outputs = outputs
@@ -479,7 +480,7 @@ if __name__ == "__main__":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     try:
         envs = make_envs(args.env_id, args.num_envs, args.seed, cuda=args.cuda)  # before anything is written
-    except (ImportError, LookupError) as error:
+    except (ImportError, ValueError) as error:
         fail(error)
     if not isinstance(envs.single_action_space, gym.spaces.Box) or len(envs.single_action_space.shape) != 1:
         fail(f"{args.env_id} needs a vector of continuous actions; ppo.py handles discrete ones")
