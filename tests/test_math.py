@@ -215,7 +215,7 @@ def test_losses(name, tmp_path):
     require_for(name)
     argv = smoke(name, num_minibatches=2, update_epochs=4, learning_rate=0.003, ent_coef=0.03, vf_coef=0.7)
     argv += ["--max-grad-norm", 0.01, "--no-anneal-lr", *without_noise(name)]
-    cases = [[], ["--no-clip-vloss", "--no-norm-adv"]]
+    cases = [["--clip-vloss"], ["--no-clip-vloss", "--no-norm-adv"]]
     runs = inspect_runs(script(name), [argv + switches for switches in cases], cwd=tmp_path, after=UPDATE_ONCE_MORE)
     for switches, got in zip(cases, runs, strict=True):
         compare_losses(got, switches)
