@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
-TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "playground", "jax", "ray", "video", "track", "hub", "test", "dev"}
+TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "playground", "jax", "ray", "video", "track", "hub"}
+TEST_EXTRAS |= {"test", "dev"}
 
 
 def call(*command, **environment):
