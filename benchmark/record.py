@@ -36,6 +36,8 @@ def read_run(run_dir):
     args = json.loads((run_dir / "args.json").read_text())
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     returns = events.Scalars("charts/episodic_return")
+    if "charts/episodes" in events.Tags()["scalars"]:  # an entry is the mean of as many episodes
+        returns = [event for event, n in zip(returns, events.Scalars("charts/episodes")) for _ in range(int(n.value))]
     script = next(path.name for path in run_dir.glob("*.py"))
     packages = dict(line.split("==") for line in (run_dir / "packages.txt").read_text().split())
     return {

@@ -14,7 +14,8 @@ Rules, by the name that a finding carries:
            every file; a literal default has the type of the flag
   global   a top-level function or class reads no variable of the main block
   header   the packages of the PEP 723 header, each with a lower bound, are those imported at the top of the file, also
-           in a `try` there (packages imported inside a function or an `if` are optional and not listed)
+           in a `try` there (packages imported inside a function or an `if` are optional and not listed, except those
+           that the file's table names: late = ["jax"])
   width    a line has at most 120 characters
   length   a function has at most 60 lines
 Exit codes: 0 nothing found, 1 findings (path:line: rule: what to do), 2 wrong usage.
@@ -168,7 +169,7 @@ def check_imports(file, names):
     packages = {normal(re.match(r"[\w.-]*", requirement)[0]) for requirement in listed}
     for package in imported.keys() - packages:
         yield imported[package].lineno, "header", f"{package} is imported but not in the PEP 723 header; add it there"
-    for package in packages - imported.keys():
+    for package in packages - imported.keys() - {*file.table.get("late", [])}:
         yield 1, "header", f"{package} is in the PEP 723 header but not imported at the top of the file; remove it"
 
 

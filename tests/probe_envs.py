@@ -288,3 +288,35 @@ MULTI = gym.spaces.MultiDiscrete([3, 5], start=[0, 10])
 gym.register("MaskedMulti-v0", Masked, kwargs={"action_space": MULTI})
 gym.register("MaskedTuple-v0", Masked, kwargs={"action_space": MULTI, "in_info": True})
 gym.register("MaskedDiscrete-v0", Masked, kwargs={"action_space": gym.spaces.Discrete(4, start=2), "in_info": True})
+
+
+def __getattr__(name):
+    """`probe_envs:<id>` as a simulator on tensors, for the file that asks a module for a function of that name."""
+    if name not in gym.registry:
+        raise AttributeError(name)
+    return lambda num_envs, seed, device: OnTensors(name, num_envs, device)
+
+
+class OnTensors:
+    def __init__(self, env_id, num_envs, device):
+        make = lambda: gym.make(env_id)  # noqa: E731
+        self.envs = gym.vector.SyncVectorEnv([make] * num_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        self.num_envs, self.device = num_envs, device
+        self.single_observation_space = self.envs.single_observation_space
+        self.single_action_space = self.envs.single_action_space
+
+    def reset(self, seed):
+        return self.tensor(self.envs.reset(seed=seed)[0])
+
+    def step(self, actions):
+        actions = np.clip(actions.cpu().numpy(), self.single_action_space.low, self.single_action_space.high)
+        obs, reward, terminated, truncated, infos = self.envs.step(actions)
+        final_obs = np.array(obs)
+        for i in np.flatnonzero(terminated | truncated):
+            final_obs[i] = infos["final_obs"][i]
+        return tuple(map(self.tensor, (obs, reward.astype(np.float32), terminated, truncated, final_obs)))
+
+    def tensor(self, array):
+        import torch
+
+        return torch.tensor(array, device=self.device)

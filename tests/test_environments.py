@@ -30,7 +30,8 @@ from test_bad_input import hiding, refuse
 
 
 def continuous(name):
-    return LINEAGE[name].get("probes") == "continuous"
+    """Gymnasium's; simulators on tensors: test_isaacgym.py."""
+    return LINEAGE[name].get("probes") == "continuous" and "tensor_sims:" not in LINEAGE[name]["smoke"]
 
 
 each_make_env = each_text("make_env", which=continuous)

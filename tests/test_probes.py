@@ -22,6 +22,8 @@ for flags in [flags for flags in FLAGS if flags.startswith("lstm")]:
     changed = FLAGS[flags].replace("2560", "5120").replace("learning-rate", "init-lr").replace("ent-", "init-ent-")
     changed += " --norm-adv --trxl-num-layers 2 --trxl-num-heads 2 --trxl-dim 32 --trxl-memory-length 3"
     FLAGS[flags.replace("lstm", "trxl")] = changed
+# wide networks, and observations that are not standardised: small steps
+FLAGS["ppo_continuous_action_isaacgym"] = FLAGS["ppo"].replace("0.005", "0.001")
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
 FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
@@ -93,7 +95,8 @@ elif "agent" in globals():
         if hasattr(agent, "return_rms"):  # values are of scaled rewards
             scale = agent.return_rms.std.item()
         if hasattr(agent, "actor_mean"):
-            actions = agent.actor_mean(agent.normalize(torch.from_numpy(observations))).squeeze(1).numpy()
+            normalize = getattr(agent, "normalize", lambda obs: obs)
+            actions = agent.actor_mean(normalize(torch.from_numpy(observations))).squeeze(1).numpy()
         else:
             actions = agent.actor(torch.from_numpy(observations)).softmax(1)[:, 1].numpy()
 else:
@@ -116,7 +119,7 @@ def test_values_and_actions(name, tmp_path):
     remembered = REMEMBERED if memory else {}
     observations = {probe: list(cases) for probe, cases in (VALUES | ACTIONS | remembered).items()}
     kind, first = LINEAGE[name]["probes"], memory or name.split("_")[0]
-    flags = FLAGS.get(first, FLAGS[family(name)])
+    flags = FLAGS.get(name, FLAGS.get(first, FLAGS[family(name)]))
     argvs = [
         ["--env-id", f"probe_envs:{probe}{kind.capitalize()}-v0", "--gamma", GAMMA]
         + FLAGS.get(f"{first} {probe}", flags).split()

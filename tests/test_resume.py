@@ -64,7 +64,7 @@ def assert_clean(scalars):
 
 def grid(scalars):
     """The metrics with a fixed period; episodes end where they end."""
-    at_ends = ("charts/episodic", "charts/episode_", "charts/avg_episodic")
+    at_ends = ("charts/episodic", "charts/episode_", "charts/episodes", "charts/avg_episodic")
     return {tag: at for tag, at in steps(scalars).items() if not tag.startswith(at_ends)}
 
 

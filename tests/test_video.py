@@ -32,7 +32,9 @@ def test_films_of_several_stages(name, tmp_path):
     from moviepy import VideoFileClip
 
     argv = [*smoke(name), "--capture-video"]
-    if "probes" in LINEAGE[name]:
+    if "tensor_sims" in LINEAGE[name]["smoke"]:  # clips, by the steps of the simulator
+        argv = [*smoke(name, record_video_step_frequency=20), "--capture-video"]
+    elif "probes" in LINEAGE[name]:
         env_id = VIDEO_ENV[LINEAGE[name]["probes"]]
         flags = {"env_id": env_id, "num_envs": 1, "total_timesteps": TOTAL[family(name)]}
         if continuous_control(name):  # the third film is of the ninth episode, each of 200 steps
