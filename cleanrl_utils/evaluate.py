@@ -57,7 +57,8 @@ def evaluate_run(run_dir, episodes=10, seed=None, cpu=False):
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
     # what a file's environments take beyond their number is a flag of its own (levels, lives, ...) or has a default
-    options = args | {"num_envs": episodes, "seed": seed, "life_loss": False, "capture_video": False, "run_name": ""}
+    options = args | {"num_envs": episodes, "seed": seed, "life_loss": False, "capture_video": False}
+    options |= {"run_name": "", "cuda": args.get("cuda", True) and not cpu}
     known = inspect.signature(module.make_envs).parameters
     try:
         envs = module.make_envs(**{name: options[name] for name in known if name in options})
@@ -74,7 +75,7 @@ def main():
     )
     parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
     parser.add_argument("--episodes", type=int, default=10, help="episodes, one per environment (default: 10)")
-    parser.add_argument("--seed", type=int, help="seed (default: that of the run plus 2**30, which training never uses)")
+    parser.add_argument("--seed", type=int, help="seed (default: that of the run plus 2**30, never used to train)")
     parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
     args = parser.parse_args()
     if args.episodes < 1:
