@@ -523,7 +523,8 @@ if __name__ == "__main__":
     if global_step == 0:
         writer.add_scalar("charts/compile_time", compile_time, 0)
     start_time += compile_time
-    while global_step < num_iterations * batch_size:
+    last_step = num_iterations * batch_size
+    while global_step < last_step:
         chunk_start, iteration = time.perf_counter(), global_step // batch_size
         until_checkpoint = -(-(args.checkpoint_freq - global_step % args.checkpoint_freq) // batch_size)
         count = min(chunk, until_checkpoint, num_iterations - iteration)
@@ -557,11 +558,7 @@ if __name__ == "__main__":
             policy = softmax_policy(jax.jit(agent.apply), unravel(learner["params"][0]))
             film_episode(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}")
             next_film = global_step + args.total_timesteps // 10
-        if (
-            stop_signals
-            or global_step % args.checkpoint_freq < batch_size
-            or global_step == num_iterations * batch_size
-        ):
+        if stop_signals or global_step % args.checkpoint_freq < batch_size or global_step == last_step:
             save_checkpoint()
         if stop_signals:
             print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
