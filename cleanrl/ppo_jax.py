@@ -266,16 +266,16 @@ class Agent(nn.Module):
     num_actions: int
 
     @nn.compact
-    def __call__(self, obs, critic=True):
-        hidden = obs
+    def __call__(self, obs, actor=True, critic=True):
+        """Logits and values; None in place of those that are not asked for."""
+        hidden, used = obs, slice(1 - actor, 1 + critic)
         for i in range(2):
             kernel = self.param(f"kernel_{i}", orthogonal_pair, (2, hidden.shape[-1], 64))
             bias = self.param(f"bias_{i}", nn.initializers.zeros, (2, 1, 64))
-            hidden = nn.tanh(hidden @ kernel[: 1 + critic] + bias[: 1 + critic])
-        logits = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(0.01), name="actor")(hidden[0])
-        if not critic:
-            return logits, None
-        return logits, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="critic")(hidden[1]).squeeze(-1)
+            hidden = nn.tanh(hidden @ kernel[used] + bias[used])
+        actor_head = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(0.01), name="actor")
+        critic_head = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="critic")
+        return actor_head(hidden[0]) if actor else None, critic_head(hidden[-1]).squeeze(-1) if critic else None
 
 
 def logprob_of(logits, action):
@@ -413,7 +413,8 @@ if __name__ == "__main__":
     names += ["charts/episodic_return", "charts/episodic_length", "charts/episodes"]
     after_obs = ["actions", "logprobs", "values", "advantages", "returns"]  # the other columns of a batch
     max_chunk = 64  # iterations between two looks of the host
-    curves, recent_returns = [np.zeros((0, args.num_seeds, len(names)), np.float32)], []
+    curves, curve_steps = [np.zeros((0, args.num_seeds, len(names)), np.float32)], []
+    recent_returns = []
 
     def play(params, games, row):
         """One step of all environments of one seed, and the row of the rollout that it makes."""
@@ -424,7 +425,7 @@ if __name__ == "__main__":
         obs, states, reward, terminated, truncated, final_obs = step
         done, returns, lengths = terminated | truncated, games["returns"] + reward, games["lengths"] + 1
         row = {"obs": games["obs"], "actions": action, "rewards": reward, "terminated": terminated, "dones": done}
-        row |= {"final_obs": final_obs, "episode_returns": returns, "episode_lengths": lengths}
+        row |= {"logits": logits, "final_obs": final_obs, "episode_returns": returns, "episode_lengths": lengths}
         return {"obs": obs, "states": states, "returns": returns * ~done, "lengths": lengths * ~done}, row
 
     def update(lr, carry, row):
@@ -451,8 +452,7 @@ if __name__ == "__main__":
         writer.flush()
         curves[:] = [np.concatenate(curves)]
         with (run_dir / "unfinished.tmp").open("wb") as file:
-            named = dict(zip(names, np.moveaxis(curves[0], 2, 0)))
-            np.savez(file, seeds=seeds, steps=batch_size * np.arange(1, len(curves[0]) + 1), **named)
+            np.savez(file, seeds=seeds, steps=curve_steps, **dict(zip(names, np.moveaxis(curves[0], 2, 0))))
         os.replace(run_dir / "unfinished.tmp", run_dir / "curves.npz")
         state = {"global_step": global_step, "learner": to_state_dict(jax.device_get(learner))}
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
@@ -464,7 +464,8 @@ if __name__ == "__main__":
         global_step = checkpoint["global_step"]
         learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]))
         with np.load(run_dir / "curves.npz") as saved:  # which may be newer than the checkpoint
-            curves = [np.stack([saved[name] for name in names], axis=2)[: global_step // batch_size]]
+            curve_steps = [step for step in saved["steps"].tolist() if step <= global_step]
+            curves = [np.stack([saved[name] for name in names], axis=2)[: len(curve_steps)]]
     else:
         save_checkpoint()
 
@@ -481,13 +482,13 @@ if __name__ == "__main__":
 
         # Targets: the weights have not changed during the rollout, so one batch serves all its steps
         both = jnp.concatenate((rollout["obs"], rollout["final_obs"], games["obs"][None])).reshape(-1, *obs_shape)
-        logits, value = agent.apply(params, both)
+        _, value = agent.apply(params, both, actor=False)
         values, final_values = value[: 2 * batch_size].reshape(2, *size)
         final_values = jnp.where(rollout["terminated"], 0, final_values)
         inputs = rollout["rewards"], values, value[2 * batch_size :], rollout["dones"], final_values
         advantages = gae_at_once(*inputs, args.gamma, args.gae_lambda)
-        actions = rollout["actions"].reshape(-1)
-        batch = {"obs": both[:batch_size], "actions": actions, "logprobs": logprob_of(logits[:batch_size], actions)}
+        actions, logits = rollout["actions"].reshape(-1), rollout["logits"].reshape(batch_size, -1)
+        batch = {"obs": both[:batch_size], "actions": actions, "logprobs": logprob_of(logits, actions)}
         batch |= {"values": values, "advantages": advantages, "returns": advantages + values}
         explained_variance = 1 - advantages.var() / batch["returns"].var()
 
@@ -544,6 +545,7 @@ if __name__ == "__main__":
             sps = args.num_seeds * (global_step - start_step + batch_size) / (now - start_time)
             lr = (1 - global_step / batch_size / num_iterations if args.anneal_lr else 1) * args.learning_rate
             global_step += batch_size
+            curve_steps.append(global_step)
             ended = row[:, -1] > 0  # seeds with episodes that ended
             means = dict(zip(names[:-3], row[:, :-3].mean(0))) | {"charts/learning_rate": lr, "charts/SPS": int(sps)}
             if ended.any():
@@ -577,9 +579,8 @@ if __name__ == "__main__":
             logits, _ = jax.vmap(partial(agent.apply, critic=False))(params, obs.reshape(args.num_seeds, 10, -1))
             return logits.reshape(len(obs), -1), None
 
-        eval_returns = evaluate(softmax_policy(forward, params), eval_envs, seed=args.seed + 2**30).reshape(
-            args.num_seeds, 10
-        )
+        policy = softmax_policy(forward, params)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30).reshape(args.num_seeds, 10)
         np.save(run_dir / "eval_returns.npy", eval_returns)
         for i, episodic_return in enumerate(eval_returns.mean(0)):
             writer.add_scalar("eval/episodic_return", episodic_return, i)
