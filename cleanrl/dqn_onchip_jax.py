@@ -485,7 +485,9 @@ if __name__ == "__main__":
     while global_step < last_step:
         chunk_start, first = time.perf_counter(), global_step // round_size
         until_checkpoint = -(-(args.checkpoint_freq - global_step % args.checkpoint_freq) // row_size)
-        count = min(chunk, until_checkpoint, -(-(num_rounds - first) // rounds_per_row))
+        num_rows = -(-num_rounds // rounds_per_row)
+        until_film = num_rows // 10 + 1 if args.capture_video else max_chunk
+        count = min(chunk, until_checkpoint, until_film, -(-(num_rounds - first) // rounds_per_row))
         learner, logged = train(learner, keys, first, count)
         logged = np.asarray(logged)[:count]  # (rows, seeds, names)
         now = time.perf_counter()

@@ -528,7 +528,8 @@ if __name__ == "__main__":
     while global_step < last_step:
         chunk_start, iteration = time.perf_counter(), global_step // batch_size
         until_checkpoint = -(-(args.checkpoint_freq - global_step % args.checkpoint_freq) // batch_size)
-        count = min(chunk, until_checkpoint, num_iterations - iteration)
+        until_film = num_iterations // 10 + 1 if args.capture_video else max_chunk
+        count = min(chunk, until_checkpoint, until_film, num_iterations - iteration)
         learner, logged = train(learner, keys, iteration, count)
         logged = np.asarray(logged)[:count]  # (iterations, seeds, names)
         now = time.perf_counter()

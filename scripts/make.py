@@ -22,7 +22,20 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
-TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
+TEST_EXTRAS = {
+    "atari",
+    "mujoco",
+    "envpool",
+    "gymnax",
+    "pettingzoo",
+    "jax",
+    "ray",
+    "video",
+    "track",
+    "hub",
+    "test",
+    "dev",
+}
 
 
 def call(*command, **environment):
