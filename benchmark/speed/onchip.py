@@ -1,8 +1,8 @@
 """Training on the accelerator beside PureJaxRL's: `python -m benchmark.speed.onchip --purejaxrl PATH --seeds 1 64`.
 
-PATH is a checkout of luchris429/purejaxrl whose `purejaxrl.ppo.make_train` runs with the installed gymnax; gymnax 1.0 asks
-for changes there (a step returns six values). Both train CartPole-v1 with the same sizes. Rates are environment steps of all
-seeds per second, without compilation; ours include logging and checkpoints, which the peer has not.
+PATH is a checkout of luchris429/purejaxrl whose `purejaxrl.ppo.make_train` runs with the installed gymnax; gymnax 1.0
+asks for changes there (a step returns six values). Both train CartPole-v1 with the same sizes. Rates are environment
+steps of all seeds per second, without compilation; ours include logging and checkpoints, which the peer has not.
 """
 
 import statistics
