@@ -2,6 +2,7 @@
 
 A run's score is the mean return of its last 100 episodes (fewer if it has fewer); a row has the mean and the standard
 deviation over the seeds of one script and environment. `--curves DIR` adds, per run, returns averaged over 100 bins.
+A run of many seeds at once (curves.npz) counts as one run of each; of its episodes only means are known, and how many.
 """
 
 import csv
@@ -18,7 +19,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 COLUMNS = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
-PACKAGES = ("gymnasium", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")
+PACKAGES = ("gymnasium", "gymnax", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")
 
 
 @dataclass
@@ -32,6 +33,20 @@ class Options:
     reference: Path | None = None  # CSV of published scores (file, env_id, score_mean, score_std, steps)
 
 
+def read_runs(run_dir):
+    """The run in a folder, or each of the runs that trained side by side in it."""
+    run = read_run(run_dir)
+    if not (run_dir / "curves.npz").exists():
+        return [run]
+    runs = []
+    with np.load(run_dir / "curves.npz") as curves:
+        for i, seed in enumerate(curves["seeds"]):
+            episodes = curves["charts/episodes"][:, i].astype(int)
+            returns = np.stack([curves["steps"], curves["charts/episodic_return"][:, i]], axis=1)
+            runs.append(run | {"seed": int(seed), "returns": np.repeat(returns, episodes, axis=0)})
+    return runs
+
+
 def read_run(run_dir):
     args = json.loads((run_dir / "args.json").read_text())
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
@@ -41,6 +56,7 @@ def read_run(run_dir):
     script = next(path.name for path in run_dir.glob("*.py"))
     packages = dict(line.split("==") for line in (run_dir / "packages.txt").read_text().split())
     return {
+        "folder": run_dir,
         "file": f"cleanrl/{script}",
         "env_id": args["env_id"],
         "seed": args["seed"],
@@ -63,11 +79,12 @@ def reference_score(reference, run):
 
 def main(options):
     groups = defaultdict(list)
-    for run_dir in options.runs:
-        run = read_run(run_dir)
+    for run in (run for run_dir in options.runs for run in read_runs(run_dir)):
         if run["last_step"] < 0.99 * run["steps"]:
             if not options.partial:
-                sys.exit(f"{run_dir} stopped at step {run['last_step']} of {run['steps']}: resume it, or say --partial")
+                sys.exit(
+                    f"{run['folder']} stopped at step {run['last_step']} of {run['steps']}: resume it, or say --partial"
+                )
             run["steps"] = run["last_step"]
         groups[run["file"], run["env_id"], run["steps"]].append(run)
         if options.curves:

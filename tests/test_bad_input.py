@@ -175,6 +175,8 @@ def wrong_spaces(name):
         "continuous": {"probe_envs:ConstantRewardDiscrete-v0": "discrete", "probe_envs:ImageContinuous-v0": None},
         None: {"CartPole-v1": "discrete"},
     }[LINEAGE[name].get("probes")]
+    if uses(name, "gymnax"):  # whose environments these are
+        wrong = {"Pendulum-v1": "continuous", "Breakout-MinAtar": None}
     if continuous_control(name):  # PPO's actions have no bounds
         wrong["probe_envs:UnboundedContinuous-v0"] = "continuous"
     return wrong
