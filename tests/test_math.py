@@ -493,7 +493,8 @@ result["chained"] = getattr(pair[1], "requires_grad", False)
 """
 
 
-@is_dqn
+# dqn_onchip_jax.py makes both at the end of a round, as its docstring says
+@each(lambda name: family(name) in ("dqn", "c51", "rainbow") and name != "dqn_onchip_jax")
 def test_target_copies_are_not_tied_to_gradient_steps(name, tmp_path):
     """Gradient steps at multiples of 10, copies at multiples of 7: of 300 and 301 the first leaves the two apart."""
     require_for(name)
