@@ -56,11 +56,6 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer import event_file_writer
 
-try:
-    import gymnax
-except ImportError as error:  # make_envs says what to do
-    gymnax = error
-
 
 @dataclass
 class Args:
@@ -181,9 +176,11 @@ def report(step, total, sps, returns):
 
 def make_gymnax(env_id):
     """An environment of gymnax and its parameters; an id such as module:Name-v0 imports the module first."""
-    if isinstance(gymnax, ImportError):
-        how = "pip install matplotlib seaborn && pip install --no-deps gymnax==1.0.1"
-        raise gym.error.Error(f"gymnax is missing or not complete ({gymnax}): {how}")
+    try:
+        import gymnax  # here: it starts JAX's devices, after which --no-cuda would come too late
+    except ImportError as error:
+        how = "pip install matplotlib seaborn six && pip install --no-deps gymnax==1.0.1"
+        raise gym.error.Error(f"gymnax is missing or not complete ({error}): {how}") from error
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -224,12 +221,12 @@ class GymnaxEnvs:
         return np.asarray(obs), {}
 
     def fresh(self):
-        self.key, key = jax.random.split(self.key)
+        self.key, self.step_key, key = jax.random.split(self.key, 3)
         return self.reset_all(jax.random.split(key, self.num_envs), self.env_params)
 
     def step(self, actions):
         fresh_obs, fresh_states = self.fresh()
-        keys = jax.random.split(self.key, self.num_envs)
+        keys = jax.random.split(self.step_key, self.num_envs)
         step = self.step_all(keys, self.states, jnp.asarray(actions), fresh_obs, fresh_states)
         self.states = step[1]
         obs, reward, terminated, truncated, final_obs = map(np.asarray, (step[0], *step[2:]))
@@ -324,13 +321,15 @@ if __name__ == "__main__":
         envs = make_envs(args.env_id, args.num_envs)
     except (gym.error.Error, ImportError) as error:
         fail(error)
-    if not isinstance(envs.single_action_space, gymnax.environments.spaces.Discrete):
+    if not hasattr(envs.single_action_space, "n"):
         fail(f"{args.env_id} needs discrete actions; ppo_continuous_action.py handles continuous ones")
     if len(getattr(envs.single_observation_space, "shape", ())) != 1:
         fail(f"{args.env_id} needs vector observations; dqn_atari_jax.py handles the images of Atari games")
     if args.capture_video and args.env_id not in gym.registry:
         fail(f"Gymnasium cannot render {args.env_id}: leave --capture-video out")
     checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
+    if args.resume and checkpoint["seed"] != args.seed:  # all random numbers depend on it
+        fail(f"--resume continues the run as it began, with --seed {checkpoint['seed']}")
     run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
     # Seeding
@@ -377,7 +376,7 @@ if __name__ == "__main__":
         obs, states, reward, terminated, truncated, final_obs = step
         done, returns, lengths = terminated | truncated, games["returns"] + reward, games["lengths"] + 1
         columns = games["obs"], final_obs, action[:, None], reward[:, None], terminated[:, None]
-        ended = jnp.stack([returns, lengths, jnp.ones_like(returns)]) @ done.astype(jnp.float32)
+        ended = jnp.where(done, jnp.stack([returns, lengths, jnp.ones_like(returns)]), 0).sum(1)
         games = {"obs": obs, "states": states, "returns": returns * ~done, "lengths": lengths * ~done}
         return games, (jnp.concatenate(columns, axis=1), ended)
 
@@ -403,7 +402,7 @@ if __name__ == "__main__":
         with (run_dir / "unfinished.tmp").open("wb") as file:
             np.savez(file, seeds=seeds, steps=curve_steps, **dict(zip(names, np.moveaxis(curves[0], 2, 0))))
         os.replace(run_dir / "unfinished.tmp", run_dir / "curves.npz")
-        state = {"global_step": global_step, "learner": to_state_dict(jax.device_get(learner))}
+        state = {"global_step": global_step, "seed": args.seed, "learner": to_state_dict(jax.device_get(learner))}
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
         (run_dir / "unfinished.tmp").write_bytes(msgpack_serialize(state))
         os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.msgpack")
@@ -500,10 +499,11 @@ if __name__ == "__main__":
             which = f"Losses are not finite at step {at} with seed {seeds[bad.any(0)].tolist()}"
             sys.exit(f"\n{which}. Last good checkpoint: {run_dir}")
         curves.append(logged)
+        chunk_end = min(global_step + count * row_size, last_step)
+        sps = args.num_seeds * (chunk_end - start_step) / (now - start_time)
         for row in logged:
             global_step = min(global_step + row_size, last_step)
             curve_steps.append(global_step)
-            sps = args.num_seeds * (global_step - start_step) / (now - start_time)
             means, ended = {"charts/SPS": int(sps)}, row[:, -1] > 0  # seeds with episodes that ended
             if not np.isnan(row[0, 0]):
                 means |= dict(zip(names[:-3], row[:, :-3].mean(0)))

@@ -48,17 +48,11 @@ import optax
 import tyro
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.flatten_util import ravel_pytree
 from safetensors.flax import load_file, save_file
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer import event_file_writer
-
-try:
-    import gymnax
-except ImportError as error:  # make_envs says what to do
-    gymnax = error
 
 
 @dataclass
@@ -183,9 +177,11 @@ def report(step, total, sps, returns):
 
 def make_gymnax(env_id):
     """An environment of gymnax and its parameters; an id such as module:Name-v0 imports the module first."""
-    if isinstance(gymnax, ImportError):
-        how = "pip install matplotlib seaborn && pip install --no-deps gymnax==1.0.1"
-        raise gym.error.Error(f"gymnax is missing or not complete ({gymnax}): {how}")
+    try:
+        import gymnax  # here: it starts JAX's devices, after which --no-cuda would come too late
+    except ImportError as error:
+        how = "pip install matplotlib seaborn six && pip install --no-deps gymnax==1.0.1"
+        raise gym.error.Error(f"gymnax is missing or not complete ({error}): {how}") from error
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -226,12 +222,12 @@ class GymnaxEnvs:
         return np.asarray(obs), {}
 
     def fresh(self):
-        self.key, key = jax.random.split(self.key)
+        self.key, self.step_key, key = jax.random.split(self.key, 3)
         return self.reset_all(jax.random.split(key, self.num_envs), self.env_params)
 
     def step(self, actions):
         fresh_obs, fresh_states = self.fresh()
-        keys = jax.random.split(self.key, self.num_envs)
+        keys = jax.random.split(self.step_key, self.num_envs)
         step = self.step_all(keys, self.states, jnp.asarray(actions), fresh_obs, fresh_states)
         self.states = step[1]
         obs, reward, terminated, truncated, final_obs = map(np.asarray, (step[0], *step[2:]))
@@ -268,7 +264,8 @@ class Agent(nn.Module):
     @nn.compact
     def __call__(self, obs, actor=True, critic=True):
         """Logits and values; None in place of those that are not asked for."""
-        hidden, used = obs, slice(1 - actor, 1 + critic)
+        used = slice(1 - actor, 1 + critic)
+        hidden = jnp.broadcast_to(obs, (actor + critic, *obs.shape))  # a batch of products needs no transposition
         for i in range(2):
             kernel = self.param(f"kernel_{i}", orthogonal_pair, (2, hidden.shape[-1], 64))
             bias = self.param(f"bias_{i}", nn.initializers.zeros, (2, 1, 64))
@@ -377,13 +374,15 @@ if __name__ == "__main__":
         envs = make_envs(args.env_id, args.num_envs)
     except (gym.error.Error, ImportError) as error:
         fail(error)
-    if not isinstance(envs.single_action_space, gymnax.environments.spaces.Discrete):
+    if not hasattr(envs.single_action_space, "n"):
         fail(f"{args.env_id} needs discrete actions; ppo_continuous_action.py handles continuous ones")
     if len(getattr(envs.single_observation_space, "shape", ())) != 1:
         fail(f"{args.env_id} needs vector observations; ppo_atari.py handles the images of Atari games")
     if args.capture_video and args.env_id not in gym.registry:
         fail(f"Gymnasium cannot render {args.env_id}: leave --capture-video out")
     checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
+    if args.resume and checkpoint["seed"] != args.seed:  # all random numbers depend on it
+        fail(f"--resume continues the run as it began, with --seed {checkpoint['seed']}")
     run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
     # Seeding
@@ -391,17 +390,16 @@ if __name__ == "__main__":
     seeds = np.arange(args.seed, args.seed + args.num_seeds)
     keys, init_keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(seeds.astype(np.uint32)).T
 
-    # Agent and optimizer: of each seed, all weights are one vector, as few large operations are faster than many small
+    # Agent and optimizer
     env, env_params = envs.env, envs.env_params
     agent = Agent(envs.single_action_space.n)
     obs_shape = envs.single_observation_space.shape
     optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    unravel = ravel_pytree(agent.init(keys[0], jnp.zeros((1, *obs_shape))))[1]
 
     # Storage: all that training changes, each array with the seeds as its first axis
     def init(key):
         init_key, reset_key = jax.random.split(key)
-        params = ravel_pytree(agent.init(init_key, jnp.zeros((1, *obs_shape))))[0]
+        params = agent.init(init_key, jnp.zeros((1, *obs_shape)))
         obs, states = envs.reset_all(jax.random.split(reset_key, args.num_envs), env_params)
         games = {"obs": obs, "states": states, "returns": jnp.zeros(args.num_envs), "lengths": jnp.zeros(args.num_envs)}
         learner = {"params": params, "opt_state": optimizer.init(params), "games": games}
@@ -438,9 +436,10 @@ if __name__ == "__main__":
             entropy = -(nn.softmax(logits) * nn.log_softmax(logits)).sum(-1)
             return minibatch_loss(logprob_of(logits, mb["actions"].astype(int)), entropy, newvalue, mb, args)
 
-        gradients, losses = jax.grad(loss_of, has_aux=True)(unravel(learner["params"]))
-        updates, opt_state = optimizer.update(ravel_pytree(gradients)[0], learner["opt_state"])
-        changed = {"params": learner["params"] - lr * updates, "opt_state": opt_state}
+        gradients, losses = jax.grad(loss_of, has_aux=True)(learner["params"])
+        directions, opt_state = optimizer.update(gradients, learner["opt_state"])
+        params = jax.tree.map(lambda param, direction: param - lr * direction, learner["params"], directions)
+        changed = {"params": params, "opt_state": opt_state}
         if args.target_kl is None:
             return (changed, running), losses
         learner = jax.tree.map(lambda new, old: jnp.where(running, new, old), changed, learner)
@@ -454,7 +453,7 @@ if __name__ == "__main__":
         with (run_dir / "unfinished.tmp").open("wb") as file:
             np.savez(file, seeds=seeds, steps=curve_steps, **dict(zip(names, np.moveaxis(curves[0], 2, 0))))
         os.replace(run_dir / "unfinished.tmp", run_dir / "curves.npz")
-        state = {"global_step": global_step, "learner": to_state_dict(jax.device_get(learner))}
+        state = {"global_step": global_step, "seed": args.seed, "learner": to_state_dict(jax.device_get(learner))}
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
         (run_dir / "unfinished.tmp").write_bytes(msgpack_serialize(state))
         os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.msgpack")
@@ -473,7 +472,7 @@ if __name__ == "__main__":
     def iterate(learner, key, iteration):
         """One iteration of one seed; all its random numbers are drawn first, in few large operations."""
         # Act
-        params, size = unravel(learner["params"]), (args.num_steps, args.num_envs)
+        params, size = learner["params"], (args.num_steps, args.num_envs)
         act_key, step_key, reset_key, shuffle_key = jax.random.split(jax.random.fold_in(key, iteration), 4)
         noise = jax.random.gumbel(act_key, (*size, agent.num_actions))
         step_keys, reset_keys = jax.random.split(step_key, size), jax.random.split(reset_key, size)
@@ -501,7 +500,7 @@ if __name__ == "__main__":
         learner = {"params": learner["params"], "opt_state": learner["opt_state"]}
         (learner, _), losses = jax.lax.scan(partial(update, lr), (learner, True), (minibatches, ends_epoch))
         losses = losses.mean(0) if args.target_kl is None else jnp.nanmean(losses, 0)
-        finite = jnp.isfinite(learner["params"]).all()
+        finite = jnp.isfinite(sum(param.sum() for param in jax.tree.leaves(learner["params"])))
         dones = rollout["dones"]
         means = [jnp.where(dones, rollout[f"episode_{name}"], 0).sum() / dones.sum() for name in ("returns", "lengths")]
         logged = [*jnp.where(finite, losses, jnp.nan), explained_variance, *means, dones.sum()]
@@ -542,8 +541,8 @@ if __name__ == "__main__":
             which = f"Losses are not finite at step {at} with seed {seeds[bad.any(0)].tolist()}"
             sys.exit(f"\n{which}. Last good checkpoint: {run_dir}")
         curves.append(logged)
+        sps = args.num_seeds * (global_step + count * batch_size - start_step) / (now - start_time)
         for row in logged:
-            sps = args.num_seeds * (global_step - start_step + batch_size) / (now - start_time)
             lr = (1 - global_step / batch_size / num_iterations if args.anneal_lr else 1) * args.learning_rate
             global_step += batch_size
             curve_steps.append(global_step)
@@ -558,7 +557,7 @@ if __name__ == "__main__":
 
         # Checkpoint
         if args.capture_video and global_step >= next_film:
-            policy = softmax_policy(jax.jit(agent.apply), unravel(learner["params"][0]))
+            policy = softmax_policy(jax.jit(agent.apply), jax.tree.map(lambda param: param[0], learner["params"]))
             film_episode(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}")
             next_film = global_step + args.total_timesteps // 10
         if stop_signals or global_step % args.checkpoint_freq < batch_size or global_step == last_step:
@@ -571,8 +570,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
     if args.save_model:
-        params = jax.vmap(unravel)(learner["params"])
-        save_file(flatten_dict(params, sep="."), run_dir / "model.safetensors")
+        save_file(flatten_dict(learner["params"], sep="."), run_dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10 * args.num_seeds)  # ten for each seed
 
         @jax.jit
@@ -580,7 +578,7 @@ if __name__ == "__main__":
             logits, _ = jax.vmap(partial(agent.apply, critic=False))(params, obs.reshape(args.num_seeds, 10, -1))
             return logits.reshape(len(obs), -1), None
 
-        policy = softmax_policy(forward, params)
+        policy = softmax_policy(forward, learner["params"])
         eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30).reshape(args.num_seeds, 10)
         np.save(run_dir / "eval_returns.npy", eval_returns)
         for i, episodic_return in enumerate(eval_returns.mean(0)):

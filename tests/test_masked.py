@@ -6,10 +6,10 @@ import probe_envs
 import pytest
 from conftest import each, inspect_runs, load, raw_scalars, script
 from test_bad_input import refuse_all
-from test_math import masked
+from test_math import defines
 
 torch = pytest.importorskip("torch")
-masks = each(masked)
+masks = each(lambda name: defines(name, "class MaskFirst"))
 ENVS = {"MaskedMulti-v0": [3, 5], "MaskedDiscrete-v0": [4]}
 
 

@@ -329,7 +329,6 @@ def test_normalisers_over_a_whole_run(name, tmp_path):
 
 # DQN
 
-is_dqn = each(lambda name: family(name) in ("dqn", "c51", "rainbow"))
 is_vector_dqn = each(lambda name: family(name) in ("dqn", "c51") and "probes" in LINEAGE[name])
 
 

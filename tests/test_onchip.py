@@ -39,7 +39,7 @@ FLAGS = {
 LOOK = """
 observations = np.array([[-1.0], [0.0], [1.0]], dtype=np.float32)
 if "agent" in globals():
-    logits, values = agent.apply(unravel(learner["params"][0]), observations)
+    logits, values = agent.apply(jax.tree.map(lambda x: x[0], learner["params"]), observations)
 else:
     logits = q_network.apply(jax.tree.map(lambda x: x[0], learner["params"]), observations)
     values = logits.max(1)
@@ -241,3 +241,30 @@ def test_bad_input(name, tmp_path):
 def test_nan_rewards(name, tmp_path):
     argv = smoke(name, env_id="probe_gymnax:NanReward-v0", checkpoint_freq=1)
     assert_stops_on_non_finite_loss(name, argv, tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_device_is_chosen_before_the_flags_are_read(name, tmp_path):
+    """gymnax starts JAX's devices when it is imported; --no-cuda and the memory that JAX takes come before that."""
+    require_for(name)
+    code = "import runpy, sys; from jax._src import xla_bridge; runpy.run_path(sys.argv[1], run_name='module')\n"
+    code += "sys.exit(xla_bridge.backends_are_initialized())"
+    subprocess.run([sys.executable, "-c", code, script(name)], cwd=tmp_path, env=environment(), check=True)
+
+
+def test_the_first_ratio_is_one(tmp_path):
+    """With one gradient step per rollout, that step sees the policy that acted."""
+    require_for("ppo_jax")
+    argv = smoke("ppo_jax", num_seeds=2, num_minibatches=1, update_epochs=1, learning_rate=0.01)
+    run(script("ppo_jax"), *argv, cwd=tmp_path)
+    with np.load(run_dir(tmp_path) / "curves.npz") as curves:
+        for name in ("old_approx_kl", "approx_kl", "clipfrac"):
+            assert abs(curves[f"losses/{name}"]).max() < 1e-5, name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_keeps_its_seed(name, tmp_path):
+    require_for(name)
+    run(script(name), *smoke(name), cwd=tmp_path)
+    done = run(script(name), "--resume", run_dir(tmp_path), "--seed", 7, cwd=tmp_path, code=2)
+    assert "with --seed 1" in done.stderr

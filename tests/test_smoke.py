@@ -56,8 +56,8 @@ STATE = """
 result |= {"args": vars(args), "global_step": global_step, "globals": sorted(globals())}
 observation, _ = eval_envs.reset(seed=3)
 result["actions"] = load_policy(run_dir, eval_envs, globals().get("device"))(observation)
-columns = eval_envs.single_action_space.shape or act_action.shape[1:]  # a tuple of spaces has no shape
-result["action_shape"] = (10, *columns)
+columns = act_action.shape[1:] if isinstance(eval_envs.single_action_space, gym.spaces.Tuple) else None
+result["action_shape"] = (10, *(columns or eval_envs.single_action_space.shape))
 result["compiled"] = getattr(globals().get("learn"), "_cache_size", int)()
 """
 
