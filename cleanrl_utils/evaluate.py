@@ -22,6 +22,10 @@ def fail(message):
     sys.exit(2)
 
 
+def load_args(run_dir):
+    return json.loads(Path(run_dir, "args.json").read_text())
+
+
 def load_run(run_dir):
     """The script of a run folder as a module, and its flags."""
     run_dir = Path(run_dir)
@@ -38,7 +42,7 @@ def load_run(run_dir):
         spec.loader.exec_module(module)
     except ImportError as error:
         fail(f"{scripts[0].name} needs a package that is not installed: {error}")
-    return module, json.loads((run_dir / "args.json").read_text())
+    return module, load_args(run_dir)
 
 
 def default_device(module, cpu=False):
@@ -62,7 +66,7 @@ def evaluate_run(run_dir, episodes=10, seed=None, cpu=False):
     known = inspect.signature(module.make_envs).parameters
     try:
         envs = module.make_envs(**{name: options[name] for name in known if name in options})
-    except (ImportError, RuntimeError, ValueError, module.gym.error.Error) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, module.gym.error.Error) as error:
         fail(error)
     returns = module.evaluate(module.load_policy(Path(run_dir), envs, device), envs, seed=seed)
     envs.close()
@@ -74,13 +78,17 @@ def main():
         prog="python -m cleanrl_utils.evaluate", description="Play the saved model of a run (--save-model)."
     )
     parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
-    parser.add_argument("--episodes", type=int, default=10, help="episodes, one per environment (default: 10)")
+    parser.add_argument(
+        "--episodes", type=int, default=10, help="episodes, one per environment (default: 10; in Godot one per agent)"
+    )
     parser.add_argument("--seed", type=int, help="seed (default: that of the run plus 2**30, never used to train)")
     parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
     args = parser.parse_args()
     if args.episodes < 1:
         fail("--episodes must be at least 1")
     returns = evaluate_run(args.run_dir, args.episodes, args.seed, args.cpu)
+    if load_args(args.run_dir).get("num_seeds", 1) > 1:
+        print("Of the seeds that this run trained side by side, the first:")
     for i, episode in enumerate(returns):
         print(f"episode {i}: return {np.round(episode, 2)}")
     print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
