@@ -210,6 +210,8 @@ class JaxSimulator:
         self.draw, self.advance = jax.jit(self.draw), jax.jit(self.advance)
 
     def observe(self, states):
+        if isinstance(states.obs, Mapping) and "state" not in states.obs:
+            raise ValueError(f"the observations have no part called state, but {', '.join(states.obs)}")
         return states.obs["state"] if isinstance(states.obs, Mapping) else states.obs
 
     def draw(self, key):
