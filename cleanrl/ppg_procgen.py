@@ -19,7 +19,8 @@ Differs from ppo_procgen.py:
 Differs from the paper:
 1. policy and critic share one network, where the paper has two in its main experiments;
 2. value losses of the policy phase are clipped like ratios, gradients clipped to a global norm;
-3. an episode cut off by a time limit is bootstrapped from its final observation.
+3. an episode cut off by a time limit is bootstrapped from its final observation;
+4. one Adam serves both phases, so its momentum carries over; the authors' code has one for each.
 
 Run: python ppg_procgen.py --env-id starpilot --total-timesteps 25000000
 """
@@ -603,6 +604,7 @@ if __name__ == "__main__":
         if phase_over:
             with torch.no_grad():
                 for inds in torch.arange(aux_batch_rollouts, device=device).split(args.num_aux_rollouts):
+                    stop_if_asked()
                     load_aux(inds)
                     aux_logprobs[inds] = agent.evaluate_aux(mb_obs)[0].view(aux_logprobs[inds].shape)
             for aux_epoch in range(args.e_auxiliary):

@@ -296,6 +296,8 @@ class GodotVectorEnv:
 def make_envs(env_path, n_parallel, seed, capture_video=False, run_name="", speedup=1, viz=False, timeout=60):
     if GodotEnv is object:
         raise ImportError("Godot RL Agents is not installed: pip install --no-deps godot-rl==0.8.2")
+    if not env_path:
+        print(f"Press PLAY in the Godot editor within {timeout} seconds.", flush=True)
     return GodotVectorEnv(env_path, n_parallel, seed, speedup, viz, timeout)
 
 
@@ -470,13 +472,12 @@ if __name__ == "__main__":
         fail("--n-parallel needs --env-path: the Godot editor plays one game")
     if args.onnx_export_path and not (find_spec("onnx") and find_spec("onnxscript")):
         fail("--onnx-export-path needs: pip install onnx onnxscript")
-    if args.onnx_export_path and not Path(args.onnx_export_path).absolute().parent.is_dir():
-        fail(f"--onnx-export-path {args.onnx_export_path} is in a folder that does not exist")
+    onnx_path = args.onnx_export_path and Path(args.onnx_export_path).absolute()
+    if onnx_path and (onnx_path.is_dir() or not onnx_path.parent.is_dir()):
+        fail(f"--onnx-export-path {args.onnx_export_path} is not a file in a folder that exists")
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
     seed = args.seed + checkpoint.get("global_step", 0)  # a resumed run goes on with other numbers than it began with
     options = {"speedup": args.speedup, "viz": args.viz, "timeout": args.timeout}
-    if not args.env_path:
-        print(f"Press PLAY in the Godot editor within {args.timeout} seconds.", flush=True)
     try:
         envs = make_envs(args.env_path, args.n_parallel, seed, **options)  # before anything is written
     except (gym.error.Error, ImportError, AssertionError) as error:  # the package asserts that it knows a space
@@ -657,10 +658,11 @@ if __name__ == "__main__":
     # Save and close
     signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    if args.save_model:
+        save_file(agent.state_dict(), run_dir / "model.safetensors")
     if args.onnx_export_path:
         export_onnx(agent, envs, args.onnx_export_path)
     if args.save_model:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
         eval_envs = make_envs(args.env_path, args.n_parallel, args.seed + 2**30, **options)
         eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=None)
         for i, episodic_return in enumerate(eval_returns):

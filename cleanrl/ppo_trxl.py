@@ -331,8 +331,8 @@ class Agent(nn.Module):
 def numbers(infos, i):
     """What environment i reports at the end of an episode, as far as it is numbers."""
     final = infos["final_info"]
-    given = [key for key in final if f"_{key}" in final and final[f"_{key}"][i]]
-    return {key: final[key][i] for key in given if isinstance(final[key][i], (int, float, np.number))}
+    given = [key for key in final if not isinstance(final[key], dict) and f"_{key}" in final and final[f"_{key}"][i]]
+    return {key: final[key][i] for key in given if isinstance(final[key][i], (int, float, np.number, np.bool_))}
 
 
 def sinusoid(steps, dim):
@@ -445,6 +445,7 @@ if __name__ == "__main__":
         fail(f"{args.env_id} has no images to reconstruct: leave --reconstruction-coef out")
     if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
         fail(f"{args.env_id} cannot render images: leave --capture-video out")
+    envs.close()  # now: Memory Gym ends pygame with it, for the environments that are made next too
     checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
     run_dir, writer = open_run(args, checkpoint.get("events", {}))
 
@@ -549,6 +550,7 @@ if __name__ == "__main__":
         writer.flush()
         state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
         state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
+        state["recent_episodes"] = [{key: float(x) for key, x in episode.items()} for episode in recent_episodes]
         state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
         torch.save(state, run_dir / "unfinished.tmp")
         os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
@@ -557,6 +559,7 @@ if __name__ == "__main__":
     if args.resume:
         global_step = checkpoint["global_step"]
         agent.load_state_dict(checkpoint["agent"])
+        recent_episodes.extend(checkpoint["recent_episodes"])
         optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
         torch.set_rng_state(checkpoint["rng"][0])
         if device.type == "cuda" and len(checkpoint["rng"]) == 2:

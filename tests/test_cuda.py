@@ -25,7 +25,7 @@ tolist = torch.Tensor.tolist
 def record(self):
     values = tolist(self)
     if self.is_cuda and self.ndim == 1 and 2 <= len(values) <= 16 and self.dtype == torch.float32:
-        result["losses"].append(values)
+        result["losses"].extend(values)
     return values
 
 
@@ -106,7 +106,7 @@ if hasattr(globals().get("agent"), "choices"):
 with torch.no_grad():
     for sign in (1, -1) if "act" in globals() else ():  # Ape-X acts elsewhere
         if "agent" in globals() and hasattr(agent, "actor_logstd"):
-            bias = list(agent.actor_mean)[-1].bias
+            bias = list(agent.actor_mean if hasattr(agent, "actor_mean") else agent.actor)[-1].bias
             bias.fill_(sign * 1000.0)
         else:
             head = q_network if "q_network" in globals() else agent.actor

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import (
     ROOT,
+    environment,
     inspect_runs,
     load,
     make_game,
@@ -360,7 +361,7 @@ def test_a_game_that_never_connects(tmp_path):
     assert "exit code 3" in last_line(done.stderr)
     assert time.monotonic() - began < 120
 
-    process = start(script(NAME), "--env-path", sleeping, "--timeout", 300, cwd=tmp_path)
+    process = start(script(NAME), "--env-path", sleeping, "--timeout", 300, cwd=tmp_path, env=environment())
     try:
         wait_for(lambda: len(recorded(tmp_path)) == 7, 60)
         process.terminate()
@@ -375,7 +376,7 @@ def test_a_game_that_never_connects(tmp_path):
 @posix
 def test_sigterm_leaves_no_game_behind(tmp_path):
     require_for(NAME)
-    process = start(script(NAME), *smoke(NAME, **LONG), cwd=tmp_path)
+    process = start(script(NAME), *smoke(NAME, **LONG), cwd=tmp_path, env=environment())
     try:
         wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")))
         games = children(process.pid)
@@ -387,10 +388,28 @@ def test_sigterm_leaves_no_game_behind(tmp_path):
     assert len(games) == 1 and not is_alive(games[0])
 
 
-def test_a_game_in_the_editor_connects_by_itself(tmp_path):
-    """Without --env-path nothing is started: a game that somebody plays connects to the port of the package."""
+@posix
+def test_kill_9_leaves_no_connected_game_behind(tmp_path):
     require_for(NAME)
-    process, game = start(script(NAME), *smoke(NAME, env_path=None, timeout=60), cwd=tmp_path), None
+    process = start(script(NAME), *smoke(NAME, **LONG), cwd=tmp_path, env=environment())
+    try:
+        wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")))
+        games = children(process.pid)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    assert len(games) == 1
+    wait_for(lambda: not is_alive(games[0]), 10)
+
+
+def test_a_game_in_the_editor_connects_by_itself(tmp_path):
+    """Without --env-path nothing is started: a game that somebody plays connects to the port of the package.
+
+    The evaluation needs another game, and says so.
+    """
+    require_for(NAME)
+    argv = [*smoke(NAME, env_path=None, timeout=60), "--save-model"]
+    process, game = start(script(NAME), *argv, cwd=tmp_path, env=environment()), None
     try:
         assert "Press PLAY" in process.stdout.readline()
 
@@ -401,7 +420,9 @@ def test_a_game_in_the_editor_connects_by_itself(tmp_path):
             return process.poll() is not None
 
         wait_for(played, 60)
-        assert process.returncode == 0, process.communicate()
+        stdout, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+        assert stdout.count("Press PLAY") == 1 and "Evaluation on held-out seeds" in stdout
         assert game.wait(10) == 0
     finally:
         process.kill()
@@ -426,6 +447,7 @@ def test_bad_input(tmp_path):
         "--n-parallel 2": "--env-path",
         "--timeout 0": "--timeout",
         "--onnx-export-path nowhere/model.onnx": "--onnx-export-path nowhere/model.onnx",
+        f"--onnx-export-path {tmp_path}": "is not a file",
     }
     lines = refuse_all(NAME, [case.split() for case in cases], tmp_path)
     for line, named in zip(lines, cases.values(), strict=True):

@@ -203,21 +203,51 @@ def test_a_run_learns_from_what_it_acted_on(tmp_path):
     ]
     for got in inspect_runs(script(NAME), argvs, cwd=tmp_path, before=follow, after=AFTER):
         compare_run(got)
-    for folder in (tmp_path / "runs").iterdir():
+    folders = list((tmp_path / "runs").iterdir())
+    for folder in folders:
         check_log(raw_scalars(folder))
+    run(script(NAME), "--resume", folders[0], "--total-timesteps", 120, cwd=tmp_path)
+    assert check_means(raw_scalars(folders[0])) == [30, 60, 90, 120], "the mean forgets the episodes before a resume"
 
 
 def check_log(scalars):
-    """Step size and entropy bonus decay to their final values; means are of the last 100 episodes."""
+    """Step size and entropy bonus decay to their final values."""
     expected = {"charts/learning_rate": [0.03, 0.02, 0.01], "charts/entropy_coefficient": [0.4, 0.3, 0.2]}
     for tag, values in expected.items():
         assert [value for key, _, value in scalars if key == tag] == pytest.approx(values)
+    check_means(scalars)
+
+
+def check_means(scalars):
+    """Means are of the last 100 episodes; returns the steps at which they are logged."""
     lengths = [(step, value) for tag, step, value in scalars if tag == "charts/episodic_length"]
     for tag in ("episode/l_mean", "episode/time_mean"):  # ours, and what the environment reports
         means = [(step, value) for key, step, value in scalars if key == tag]
         assert means
         for step, mean in means:
             assert mean == pytest.approx(np.mean([value for at, value in lengths if at <= step][-100:]), rel=1e-5)
+    return [step for step, _ in means]
+
+
+class Reports(gym.Env):
+    """One step, whose info is of all kinds."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action):
+        info = {"success": True, "episode": {"r": 1.0}, "name": "track", "path": [1, 2]}
+        return np.zeros(1, dtype=np.float32), 1.0, bool(action), False, info
+
+
+def test_numbers_of_an_info():
+    envs = load(NAME).SyncWithStarts([Reports] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    envs.reset(seed=1)
+    *_, infos = envs.step(np.array([0, 1]))
+    assert load(NAME).numbers(infos, 1) == {"success": True}
 
 
 def compare_run(got):
