@@ -155,7 +155,8 @@ kept = {"global_step": global_step}
 if "learner" in globals():
     import jax
 
-    kept["learner"] = jax.device_get(learner)
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(learner))
+    kept["learner"] = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 else:
     optimizers = {key: value for key, value in globals().items() if isinstance(value, torch.optim.Optimizer)}
     modules = {key: value for key, value in globals().items() if isinstance(value, nn.Module)}
