@@ -164,7 +164,9 @@ else:
     kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
     kept |= {key: value.state_dict() for key, value in modules.items()}
 for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "act_state", "int_return"):
-    if key in globals() and not (key == "act_state" and "q_network" in globals()):  # PQN starts anew
+    # PQN starts anew; a chunk of iterations is as long as the machine is fast
+    state = not (key == "act_state" and "q_network" in globals()) and not (key == "chunk" and "max_chunk" in globals())
+    if key in globals() and state:
         kept[key] = globals()[key]
 if "rng" in globals():
     kept["numpy"] = [str(rng.bit_generator.state)]
