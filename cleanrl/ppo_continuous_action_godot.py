@@ -197,7 +197,6 @@ class GodotProcess(GodotEnv):
     def _start_server(self):
         deadline = time.monotonic() + self.timeout
         self.listener.settimeout(0.1)
-        handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # there is nothing to save yet
         while True:
             with suppress(TimeoutError):
                 connection, _ = self.listener.accept()
@@ -207,7 +206,6 @@ class GodotProcess(GodotEnv):
             if time.monotonic() > deadline:
                 raise GodotError(f"Godot did not connect within {self.timeout} seconds (--timeout)")
         self.listener.close()
-        signal.signal(signal.SIGTERM, handler)
         connection.settimeout(self.timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.reader = connection.makefile("rb")
@@ -257,9 +255,11 @@ class GodotVectorEnv:
     """The agents of all games, stepped together; a row of actions has all parts of one agent's action."""
 
     def __init__(self, env_path, n_parallel, seed, speedup, viz, timeout):
+        handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # there is nothing to save yet
         self.games = [GodotProcess(env_path, seed + i, speedup, viz) for i in range(n_parallel)]
         for game in self.games:
             game.connect(timeout)
+        signal.signal(signal.SIGTERM, handler)
         spaces = [pair for game in self.games for pair in zip(game.observation_spaces, game.tuple_action_spaces)]
         if any(pair != spaces[0] for pair in spaces):
             raise gym.error.Error("the agents of this game have different spaces, and one policy cannot play them all")
