@@ -12,7 +12,9 @@ Differs from ppo.py:
 2. `--num-seeds` runs with the seeds `--seed`, `--seed` + 1, ... train side by side, each as it would alone; a step is a
    step of each of them, TensorBoard shows their mean, curves.npz has the curve of each;
 3. an iteration is logged with the mean return and length of the episodes that ended in it, and with their number;
-4. a resumed run goes on with the episodes that were under way.
+4. a resumed run goes on with the episodes that were under way;
+5. few large operations: an iteration's random numbers are drawn at once, the hidden layers of both networks lie in
+   common arrays, and advantages take log2(--num-steps) rounds in place of a loop.
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
