@@ -5,6 +5,7 @@ CLEANRL_REQUIRE_ALL=1 turns the skip of a test whose optional package is missing
 
 import ast
 import atexit
+import ctypes
 import functools
 import importlib
 import json
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +51,15 @@ METRICS = {  # by family
     "sac": {f"losses/{name}" for name in [*TD3_METRICS, "alpha_loss", "alpha"]},
 }
 COMMON_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS"}
+
+
+try:  # Procgen needs Qt before anything imports EnvPool, and tests share a process: as in ppo_procgen.py
+    import PyQt5
+
+    for library in ("Core", "Gui") if find_library("Qt5Gui") is None else ():
+        ctypes.CDLL(f"{PyQt5.__path__[0]}/Qt5/lib/libQt5{library}.so.5")
+except (ImportError, OSError):
+    pass
 
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL, SIGTERM handlers or pty")
