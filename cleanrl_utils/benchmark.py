@@ -282,7 +282,9 @@ def main():
         return
     board = Board(matrix, options.state, options.workers)
     matrix_path = write_matrix(matrix, options.state)
-    print(f"{len(matrix['cells'])} cells, {board.count('done')} done before; records are in {options.state}", flush=True)
+    print(
+        f"{len(matrix['cells'])} cells, {board.count('done')} done before; records are in {options.state}", flush=True
+    )
     interrupted = run_local(matrix_path, board, options) if board.todo() else False
     board.clear()
     print(board.line())
