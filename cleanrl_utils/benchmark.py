@@ -196,9 +196,9 @@ def run_local(matrix_path, board, options):
             except queue.Empty:
                 return
             board.set(index, "running")
-            process = subprocess.Popen(
-                command_of(matrix_path, index), env=env, start_new_session=True, stderr=subprocess.PIPE, text=True
-            )
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+            command = command_of(matrix_path, index)
+            process = subprocess.Popen(command, env=env, start_new_session=True, text=True, **pipes)
             processes[slot] = process
             if stopping.is_set():
                 process.terminate()

@@ -54,6 +54,7 @@ for step in range(first, args.steps):
     (run_dir / "unfinished.tmp").write_text(str(step + 1))
     os.replace(run_dir / "unfinished.tmp", checkpoint)
     if stopped:
+        time.sleep(0.5)  # a large checkpoint
         sys.exit(75)
 note("end", args.steps)
 print("threads", os.environ.get("OMP_NUM_THREADS"), "gpus", os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -151,7 +152,8 @@ def test_runs_what_is_missing(folder):
 
 @pytest.mark.parametrize("victim", ["runner", "cell", "trainer"])
 def test_kill(victim, folder):
-    process = start(folder, "--num-seeds", 2, "--workers", 2, steps=40)
+    seeds = 2 if victim == "runner" else 1  # no other cell waits: what was killed is started again at once
+    process = start(folder, "--num-seeds", seeds, "--workers", 2, steps=40)
     wait_for(lambda: len(list(folder.glob("runs/*/checkpoint.pt"))) == 2)
     time.sleep(0.2)
     pid, _, _ = journal(folder)["a", 1][0]
@@ -163,7 +165,7 @@ def test_kill(victim, folder):
         parent = int(re.search(r"PPid:\s+(\d+)", open(f"/proc/{pid}/status").read())[1])
         os.kill(parent if victim == "cell" else pid, signal.SIGKILL)
     finish(process)
-    check(folder, CELLS)
+    check(folder, [cell for cell in CELLS if cell[1] <= seeds])
     notes = journal(folder)
     starts = {cell: [int(step) for _, word, step in notes[cell] if word == "start"] for cell in notes}
     if victim == "runner":  # its cells have gone on without it
