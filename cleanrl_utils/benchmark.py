@@ -4,9 +4,10 @@
         --command "python cleanrl/ppo.py --no-cuda" --num-seeds 3 --workers 5
     python -m cleanrl_utils.benchmark --suite benchmark/suites/classic_control.toml --workers 2
 
-A cell of the matrix is one command with one environment and one seed. Its record (log, lock, done marker) is a folder in
-runs/.benchmark; see cleanrl_utils/cells.py. Whatever was killed, the same command started again does what is missing:
-finished cells are skipped, interrupted ones go on from their checkpoints, cells that still run are waited for.
+A cell of the matrix is one command with one environment and one seed. Its record (log, lock, done marker) is a folder
+in runs/.benchmark; see cleanrl_utils/cells.py. Whatever was killed, the same command started again does the rest: cells
+that are done are skipped, interrupted ones go on from their checkpoints, those that still run are waited for. An edited
+script is another experiment: its cells are run anew.
 
 Exit codes: 0 every cell is done, 1 some failed, 2 wrong usage, 75 interrupted (Ctrl+C, SIGTERM): start it again.
 """
@@ -31,7 +32,7 @@ from pathlib import Path
 from cleanrl_utils import cells
 
 ENGINES = ("local", "slurm", "ray", "aws-batch")
-SUITE_KEYS = {"command", "env_ids", "num_seeds", "start_seed"}
+SUITE_KEYS = {"commands", "env_ids", "num_seeds", "start_seed"}
 
 
 def fail(message):
@@ -50,28 +51,37 @@ def read_suite(path):
         if unknown := table.keys() - SUITE_KEYS:
             fail(f"{path} has {', '.join(sorted(unknown))}; a suite knows {', '.join(sorted(SUITE_KEYS))} and [[run]]")
     runs = [suite | run for run in runs]
-    if not runs or any("command" not in run or not run.get("env_ids") for run in runs):
-        fail(f"{path} needs tables [[run]] with a command and env_ids")
+    if not runs or any(not run.get("commands") or not run.get("env_ids") for run in runs):
+        fail(f"{path} needs tables [[run]] with commands and env_ids")
     return runs
 
 
+def check_command(command):
+    words = shlex.split(command)
+    script = cells.script_of(words)[1]
+    if not words or shutil.which(words[0]) is None:
+        fail(f"there is no program {' '.join(words[:1]) or '(empty)'!r} to start --command with")
+    if script and not Path(script).is_file():
+        fail(f"there is no {script} in {Path.cwd()}: start this in the root of the repository")
+    for flag in ("--env-id", "--seed", "--resume"):
+        if any(word == flag or word.startswith(f"{flag}=") for word in words):
+            fail(f"the command has {flag}, which is added for each cell: --env-ids, --num-seeds, --start-seed")
+
+
 def make_cells(options):
-    runs = [{"command": options.command, "env_ids": options.env_ids}] if options.command else []
+    """The matrix: every command with every environment and seed, each once."""
+    runs = [{"commands": [options.command], "env_ids": options.env_ids}] if options.command else []
     runs += read_suite(options.suite) if options.suite else []
     found = {}
     for run in runs:
-        words = shlex.split(run["command"])
-        script = cells.script_of(words)[1]
-        if not words or shutil.which(words[0]) is None:
-            fail(f"the command {run['command']!r} starts with a program that is not there")
-        if script and not Path(script).is_file():
-            fail(f"there is no {script} in {Path.cwd()}: start this in the root of the repository")
         first = options.start_seed if options.start_seed is not None else run.get("start_seed", 1)
         number = options.num_seeds if options.num_seeds is not None else run.get("num_seeds", 3)
-        for env_id in run["env_ids"]:
-            for seed in range(first, first + number):
-                cell = cells.make_cell(run["command"], env_id, seed)
-                found[cell["id"]] = cell
+        for command in run["commands"]:
+            check_command(command)
+            for env_id in run["env_ids"]:
+                for seed in range(first, first + number):
+                    cell = cells.make_cell(command, env_id, seed)
+                    found[cell["id"]] = cell
     return list(found.values())
 
 
@@ -186,9 +196,9 @@ def run_local(matrix_path, board, options):
             except queue.Empty:
                 return
             board.set(index, "running")
-            process = subprocess.Popen(
-                command_of(matrix_path, index), env=env, start_new_session=True, stderr=subprocess.PIPE, text=True
-            )
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+            command = command_of(matrix_path, index)
+            process = subprocess.Popen(command, env=env, start_new_session=True, text=True, **pipes)
             processes[slot] = process
             if stopping.is_set():
                 process.terminate()
@@ -215,12 +225,16 @@ def run_local(matrix_path, board, options):
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    start = time.time()
     threads = [threading.Thread(target=work, args=[slot], daemon=True) for slot in range(workers)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         next(thread for thread in threads if thread.is_alive()).join(1.0)
         board.draw()
+    board.clear()
+    wall = time.time() - start
+    print(f"{workers} workers, busy {sum(board.seconds) / (workers * wall):.1%} of {timedelta(seconds=int(wall))}")
     return stopping.is_set()
 
 
@@ -280,6 +294,7 @@ def main():
         fail("--workers must be at least 0 and --num-seeds at least 1")
     matrix = {"cwd": str(Path.cwd()), "cells": make_cells(options)}
     if options.workers == 0 and options.engine in ("local", "ray"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
         for cell in matrix["cells"]:
             print(shlex.join(cell["command"]))
         return
@@ -290,9 +305,7 @@ def main():
     if options.workers == 0:  # what would be submitted
         run(matrix_path, board, options)
         return
-    print(
-        f"{len(matrix['cells'])} cells, {board.count('done')} done before; records are in {options.state}", flush=True
-    )
+    print(f"{len(board.cells)} cells, {board.count('done')} done before; records are in {options.state}", flush=True)
     interrupted = run(matrix_path, board, options) if board.todo() else False
     board.clear()
     print(board.line())

@@ -1,10 +1,10 @@
 """One experiment out of a list, brought to its end: python -m cleanrl_utils.cells MATRIX.json INDEX [PID]
 
-`python -m cleanrl_utils.benchmark` writes the list and starts this command once per cell, here, in a Slurm job, in a Ray
-task or in a container; it can be started by hand as well, any number of times, anywhere that sees the same folder:
+`python -m cleanrl_utils.benchmark` writes the list and starts this command once per cell, here, in a Slurm job, in a
+Ray task or in a container; it can be started by hand as well, any number of times, anywhere that sees the same folder:
 - a cell that is done (`done.json` in its folder) is left alone;
-- a cell that runs elsewhere is waited for: the lock is a file lock that the training process inherits, so it is held for
-  as long as anything of the run is alive and freed by the kernel, whoever was killed;
+- a cell that runs elsewhere is waited for: the lock is a file lock that the training process inherits, so it is held
+  for as long as anything of the run is alive and freed by the kernel, whoever was killed;
 - a cell that was interrupted goes on in its run folder, from its last checkpoint (`--resume`);
 - when this process dies, its training process is sent SIGTERM, writes a checkpoint and ends (Linux); so does this one
   when the process PID dies, which has to be the one that started it.
