@@ -259,9 +259,12 @@ def run_slurm(matrix_path, board, options):
 
 
 def ray_task(command, limits):
-    """In a worker of Ray: one cell as a process that ends with the worker; its exit code and what it complained of."""
-    command = [*command, str(os.getpid())]
-    done = subprocess.run(command, env=limits | os.environ, stderr=subprocess.PIPE, text=True, check=False)
+    """In a worker of Ray: one cell as a process that ends with the worker; its exit code and what it complained of.
+
+    In a session of its own, as Ray kills what is in that of a dead worker before a checkpoint can be written.
+    """
+    options = {"env": limits | os.environ, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    done = subprocess.run([*command, str(os.getpid())], stdin=subprocess.DEVNULL, check=False, **options)
     return 128 - done.returncode if done.returncode < 0 else done.returncode, done.stderr.strip()
 
 
@@ -317,6 +320,11 @@ def run_ray(matrix_path, board, options):
             if code == 0:
                 board.set(index, "done")
             elif (code == cells.INTERRUPTED or code > 128) and attempts[index] <= options.retries:
+                board.clear()
+                print(
+                    f"again       {shlex.join(board.cells[index]['command'])} ({errors or f'exit code {code}'})",
+                    flush=True,
+                )
                 board.set(index, "waiting")
                 waiting.append(index)
             else:
