@@ -93,9 +93,13 @@ def follow(board, wanted, look, note):
 
     look() says what is in the queue, index -> "waiting" or "running", or None if there is no answer this time.
     """
-    stopping, begun, gone, wanted = stop_signals(), time.monotonic(), {}, set(wanted)
+    stopping, begun, gone, wanted, silent = stop_signals(), time.monotonic(), {}, set(wanted), False
     while wanted and not stopping.is_set():
         queue = look()
+        if (queue is None) != silent and not stopping.is_set():
+            silent = queue is None
+            board.clear()
+            print(f"The queue {'does not answer; what is in it may go on' if silent else 'answers again'}", flush=True)
         for index in sorted(wanted):
             folder = board.folder / board.cells[index]["id"]
             if cells.is_done(folder):
@@ -231,7 +235,10 @@ def run_slurm(matrix_path, board, options):
     logs.mkdir(parents=True, exist_ok=True)
     places = slurm_submit(matrix_path, board, options, lists)
     jobs = sorted({job for job, _ in places.values()}, key=int)
-    print(f"In the queue: {len(places)} cells in jobs {', '.join(jobs)}; to cancel them: scancel {' '.join(jobs)}")
+    print(
+        f"In the queue: {len(places)} cells in jobs {', '.join(jobs)}; to cancel them: scancel {' '.join(jobs)}",
+        flush=True,
+    )
 
     def look():
         queue = slurm_queue(board, lists)
@@ -282,7 +289,7 @@ def start_ray(options):
             host, port = address.split("://")[-1].rsplit(":", 1)
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address or "local", **({} if address else local), logging_level="error", log_to_driver=False)
-    except SystemExit:  # Ray's own answer to SIGTERM
+    except (SystemExit, KeyboardInterrupt):  # the first is Ray's own answer to SIGTERM
         sys.exit(cells.INTERRUPTED)
     except (OSError, RuntimeError, ValueError) as error:
         fail(f"--ray-address {address}: {error}")
@@ -435,6 +442,7 @@ def run_aws_batch(matrix_path, board, options):
         places, jobs = aws_submit(client, matrix_path, board, options)
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
         fail(f"AWS Batch: {error}")
+    print(f"In the queue: {len(places)} cells in jobs {', '.join(jobs)}", flush=True)
     seen = {}
 
     def look():

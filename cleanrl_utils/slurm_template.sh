@@ -9,7 +9,7 @@
 #SBATCH --gpus-per-task={{gpus_per_task}}
 #SBATCH --cpus-per-gpu={{cpus_per_gpu}}
 #SBATCH --cpus-per-task={{cpus_per_task}}
-#SBATCH --output={{logs}}/%A_%a.txt
+#SBATCH --output="{{logs}}/%A_%a.txt"
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@60

@@ -207,17 +207,17 @@ class Slurm:
         names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log"}
         options = [f"--{name}={self.folder}/{file}" for name, file in names.items()]
         self.call("munged", "--force", f"--seed-file={self.folder}/munge.seed", *options)
-        self.call("slurmctld", "-f", str(self.folder / "slurm.conf"))
-        self.start_slurmd()
+        self.launch("slurmctld")
+        self.launch("slurmd")
         wait_for(lambda: "idle" in self.call("sinfo"), "idle node")
 
-    def start_slurmd(self):
-        self.call("slurmd", "-f", str(self.folder / "slurm.conf"))
+    def launch(self, daemon):
+        self.call(daemon, "-f", str(self.folder / "slurm.conf"))
 
-    def kill_slurmd(self):
-        pid = int((self.folder / "slurmd.pid").read_text())
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "end of slurmd")
+    def stop(self, daemon, how=signal.SIGTERM):
+        pid = int((self.folder / f"{daemon}.pid").read_text())
+        os.kill(pid, how)
+        wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), f"end of {daemon}")
 
     def queue(self):
         return self.call("squeue", "--noheader", "--array", "--format=%F_%K %T").splitlines()
@@ -238,14 +238,16 @@ def slurm_cluster(tmp_path_factory):
         cluster.start()
         yield cluster
         for daemon in ("slurmd", "slurmctld", "munged"):
-            os.kill(int((folder / f"{daemon}.pid").read_text()), signal.SIGTERM)
+            cluster.stop(daemon)
         wait_for(lambda: not processes(name), "end of Slurm", 30)
 
 
 @pytest.fixture
 def slurm(slurm_cluster, tmp_path):
     """The cluster, and a place to start jobs from."""
-    yield slurm_cluster, Place(tmp_path, slurm_cluster.before, SLURM_CONF=slurm_cluster.env["SLURM_CONF"])
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    yield slurm_cluster, Place(folder, slurm_cluster.before, SLURM_CONF=slurm_cluster.env["SLURM_CONF"])
     for line in slurm_cluster.queue():
         slurm_cluster.call("scancel", line.split()[0])
     wait_for(lambda: not slurm_cluster.queue(), "empty queue", 60)
@@ -291,27 +293,34 @@ def test_slurm_requeues_what_was_interrupted(slurm):
 
     cluster.configure("RequeueExit=75")
     assert re.search(r"RequeueExit\s+= 75", cluster.call("scontrol", "show", "config"))
-    log = place.run("--env-ids", "again", *SLURM_FLAGS, "--workers", 4, "--start-seed", 2, command=command)
+    flags = "--env-ids", "again", *SLURM_FLAGS, "--workers", 4, "--start-seed", 2
+    (job,) = re.findall(r"Submitted job (\d+)", place.run(*flags, "--slurm-detach", command=command))
+    log = place.run(*flags, command=command)
+    assert f"1 cells in jobs {job};" in log and "Submitted" not in log and "1 of 1 done" in log
     place.check("again-2", 40, 2)
-    (job,) = re.findall(r"Submitted job (\d+)", log)
     assert re.findall(r"start (\d)", task_log(place, f"{job}_0")) == ["1", "2"]
 
 
 def test_slurm_loses_slurmd_and_the_runner(slurm):
-    """kill -9 of both: the next start follows the same job. Ctrl+C stops following; scancel stops the job for good."""
+    """kill -9 of both: the next start follows the same job, also while the controller is away. Ctrl+C stops following;
+    scancel stops the job for good."""
     cluster, place = slurm
-    flags, command = ("--env-ids", "long", *SLURM_FLAGS, "--workers", 4), "python tiny.py --steps 100"
+    flags, command = ("--env-ids", "long", *SLURM_FLAGS, "--workers", 4), "python tiny.py --steps 200"
     first = place.start(*flags, command=command, seeds=2)
     place.reach("long-2", 5, first)
     first.kill()
     first.wait()
     (job,) = re.findall(r"Submitted job (\d+)", place.log())
-    cluster.kill_slurmd()
-    place.reach("long-1", len(place.pids("long-1")) + 20)
-    cluster.start_slurmd()
+    cluster.stop("slurmd", signal.SIGKILL)
+    place.reach("long-1", 20)
+    cluster.launch("slurmd")
 
     second = place.start(*flags, command=command, seeds=2)
     wait_for(lambda: f"in jobs {job};" in place.log() and "running" in str(cluster.queue()).lower(), "the job")
+    cluster.stop("slurmctld")
+    wait_for(lambda: "The queue does not answer" in place.log(), "notice")
+    cluster.launch("slurmctld")
+    wait_for(lambda: "The queue answers again" in place.log(), "notice")
     second.send_signal(signal.SIGINT)
     assert second.wait(30) == 75
     assert "Submitted" not in place.log() and f"to cancel them: scancel {job}" in place.log()
@@ -320,12 +329,29 @@ def test_slurm_loses_slurmd_and_the_runner(slurm):
     cluster.call("scancel", f"{job}_1")
     log = place.run(*flags, command=command, seeds=2, code=1)
     assert "1 of 2 done, 0 running, 1 failed" in log and "left the queue without a result" in log
-    place.check("long-1", 100, 1)
+    place.check("long-1", 200, 1)
     assert place.journal("long-2")[-1] == "checkpoint" and not cluster.queue()
 
     log = place.run(*flags, command=command, seeds=2)
     assert "Submitted job" in log and "2 of 2 done" in log
-    place.check("long-2", 100, 2)
+    place.check("long-2", 200, 2)
+
+
+def test_slurm_runs_ppo(slurm):
+    """The real thing, told to stop before a time limit: one run folder, two starts."""
+    require("torch", "gymnasium", "tyro")
+    cluster, place = slurm
+    flags = *SLURM_FLAGS, "--workers", 1, "--env-ids", "CartPole-v1"
+    command = f"python {ROOT}/cleanrl/ppo.py --no-cuda --total-timesteps 20000"
+    process = place.start(*flags, command=command)
+    wait_for(lambda: list(place.folder.glob("runs/CartPole*/events*")), "run")
+    (job,) = re.findall(r"Submitted job (\d+)", place.log())
+    cluster.call("scancel", "--batch", "--signal=TERM", f"{job}_0")
+    assert process.wait(120) == 0, place.log()
+    (record,) = place.folder.glob("runs/.benchmark/CartPole*/done.json")
+    (folder,) = place.folder.glob("runs/CartPole*")
+    record = json.loads(record.read_text())
+    assert record["attempts"] == 2 and record["run_dir"] == f"runs/{folder.name}"
 
 
 def test_slurm_script(tmp_path):
@@ -445,19 +471,30 @@ def test_no_ray_at_the_address(tmp_path):
 
 @pytest.fixture(scope="module")
 def batch(request):
-    """moto's AWS Batch, in which jobs succeed at once and run nothing; the variables that lead there, and a client."""
-    require("boto3", "moto", "flask")
+    """moto's AWS Batch: a client, the variables that lead there, and a function that changes how jobs fare."""
+    require("boto3", "moto", "flask", "docker")
     import boto3
     from moto.server import ThreadedMotoServer
 
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    patch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     request.addfinalizer(server.stop)
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    body = json.dumps({"batch": {"use_docker": False}}).encode()
-    headers = {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/config", body, headers), timeout=30).close()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+
+    def post(path, body):
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{url}/moto-api/{path}", json.dumps(body).encode(), headers)
+        urllib.request.urlopen(asked, timeout=30).close()
+
+    def jobs(fate):
+        """What becomes of jobs: they "succeed" at once and do nothing, or "stay" in the queue, or "fail"."""
+        post("config", {"batch": {"use_docker": fate != "succeed"}})  # of which there is none
+        how = {"progression": "manual", "times": 10**6} if fate == "stay" else {"progression": "immediate"}
+        post("state-manager/set-transition", {"model_name": "batch::job", "transition": how})
+
     keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
     iam, client = (boto3.client(name, endpoint_url=url, **keys) for name in ("iam", "batch"))
     role = iam.create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
@@ -468,12 +505,12 @@ def batch(request):
     container = {"image": "cleanrl", "vcpus": 1, "memory": 1000}
     client.register_job_definition(jobDefinitionName="cleanrl", type="container", containerProperties=container)
     variables = {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1"}
-    return client, variables | {"AWS_ENDPOINT_URL": url}
+    return client, variables | {"AWS_ENDPOINT_URL": url}, jobs
 
 
 def test_aws_batch(batch, tmp_path):
     """What is submitted does the work when a shell runs it as a container would; without it, the cells have failed."""
-    client, variables = batch
+    client, variables, jobs = batch
     here, there = tmp_path / "here", tmp_path / "there"  # the same folder under two names, as with EFS
     here.mkdir()
     there.symlink_to(here)
@@ -485,17 +522,27 @@ def test_aws_batch(batch, tmp_path):
     assert request["arrayProperties"] == {"size": 4} and request["jobQueue"] == "queue"
     assert request["retryStrategy"]["evaluateOnExit"][0] == {"onExitCode": "75", "action": "RETRY"}
 
+    jobs("stay")
     process = place.start(*flags, "--workers", 1, seeds=2)
     (job,) = wait_for(lambda: re.findall(r"Submitted job (\S+) with 4 tasks", place.log()), "job")
+    wait_for(lambda: f"4 cells in jobs {job}\n" in place.log(), "line")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 75 and f"terminate-job --reason stop --job-id {job}" in place.log(), place.log()
+    process = place.start(*flags, "--workers", 1, seeds=2)
+    wait_for(lambda: f"4 cells in jobs {job}\n" in place.log(), "line")
+    assert "Submitted" not in place.log()
     container = client.describe_jobs(jobs=[job])["jobs"][0]["container"]
     for index in range(4):
         env = place.env | {"AWS_BATCH_JOB_ARRAY_INDEX": str(index)}
         subprocess.run(container["command"], env=env, cwd="/", check=False)
+    jobs("fail")
     assert process.wait(60) == 1
     assert "2 of 4 done, 0 running, 2 failed" in place.log() and "seed 2 fails on purpose" in place.log()
     for seed in (1, 2):
         place.check(f"quick-{seed}", 1, 1)
 
+    jobs("succeed")
     log = place.run("--env-ids", "quick", *flags[3:], "--workers", 1, seeds=2)
     assert "2 of 2 done" in log and "Submitted" not in log
     log = place.run("--env-ids", "other", *flags[3:], "--workers", 1, code=1)
