@@ -30,7 +30,7 @@ from cleanrl_utils.benchmark import command_of, fail, write_matrix
 TEMPLATE = Path(__file__).with_name("slurm_template.sh")
 NAME = "cleanrl-"  # of a job, before the name of its list of cells
 LARGEST_AWS_ARRAY = 10_000
-ENDED = ("SUCCEEDED", "FAILED")  # states of AWS Batch
+ENDED = ("SUCCEEDED", "FAILED", "gone")  # states of AWS Batch, and ours for what it has forgotten
 GRACE = 15.0  # seconds after the end of a job for its marker to be seen on a network file system
 
 
@@ -117,7 +117,7 @@ def follow(board, wanted, look, note):
         board.draw()
         if wanted:
             stopping.wait(1 if time.monotonic() - begun < 60 else 5)
-    return stopping.is_set()
+    return bool(wanted)
 
 
 def forget_failures(board, indices):
@@ -346,7 +346,7 @@ def run_ray(matrix_path, board, options):
         while board.is_locked(index):
             time.sleep(0.1)
         board.set(index, "interrupted")
-    return stopping.is_set()
+    return bool(waiting or pending)
 
 
 # AWS Batch
@@ -382,18 +382,19 @@ def aws_places(board, record):
     return {index: place for index, place in places.items() if index is not None}
 
 
-def aws_states(client, places):
-    """name of a task -> its status and the reason, or None without an answer."""
+def aws_states(client, tasks):
+    """task -> its status and the reason, or None without an answer; that of the job for one that is not there yet."""
     import botocore.exceptions
 
-    found, names = {}, sorted(places)
+    found, names = {}, sorted({name for task in tasks for name in (task, task.split(":")[0])})
     try:
         for i in range(0, len(names), 100):
             for job in client.describe_jobs(jobs=names[i : i + 100])["jobs"]:
                 found[job["jobId"]] = job["status"], job.get("statusReason", "")
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError):
         return None
-    return found
+    gone = "gone", ""  # after a week or so
+    return {task: found.get(task) or found.get(task.split(":")[0]) or gone for task in tasks}
 
 
 def aws_submit(client, matrix_path, board, options):
@@ -402,9 +403,9 @@ def aws_submit(client, matrix_path, board, options):
     places, jobs = {}, {}
     for record in records:
         earlier = {index: task for index, task in aws_places(board, record).items() if board.states[index] != "done"}
-        if (states := aws_states(client, earlier.values())) is None:
+        if (states := aws_states(client, list(earlier.values()))) is None:
             fail("AWS Batch does not answer: try aws batch describe-jobs by hand")
-        alive = {index: task for index, task in earlier.items() if states.get(task, ("FAILED",))[0] not in ENDED}
+        alive = {index: task for index, task in earlier.items() if states[task][0] not in ENDED}
         jobs |= {record["job"]: None} if alive else {}
         places |= alive
     missing = [index for index in board.todo() if index not in places]
@@ -455,7 +456,7 @@ def run_aws_batch(matrix_path, board, options):
         return {i: "running" if state in running else "waiting" for i, state in tasks.items() if state not in ENDED}
 
     def note(index):
-        status, reason = seen.get(places[index], ("gone", ""))
+        status, reason = seen[places[index]]
         return f"job {places[index]} is {status} {reason}".strip() + ", without a result in the folder of the cell"
 
     interrupted = follow(board, places, look, note)

@@ -15,19 +15,19 @@
 #SBATCH --signal=B:TERM@60
 
 task=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
-echo "task $task on $(hostname), start $((${SLURM_RESTART_COUNT:-0} + 1))"
+echo "task $task on $SLURMD_NODENAME, start $((${SLURM_RESTART_COUNT:-0} + 1))"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_ON_NODE:-1}}
 
 # In the background, as bash runs a trap only between commands. SIGTERM comes a minute before the time limit.
-trap 'stopped=1; [ -z "$cell" ] || kill -TERM "$cell" 2> /dev/null' TERM
+trap 'woken=1; stopped=1; [ -z "$cell" ] || kill -TERM "$cell" 2> /dev/null' TERM
 {{command}} &
 cell=$!
 [ -z "$stopped" ] || kill -TERM "$cell"
-wait "$cell"
-code=$?
-while kill -0 "$cell" 2> /dev/null; do # it was the trap that ended the wait
+while :; do
+    woken=
     wait "$cell"
     code=$?
+    [ -n "$woken" ] || break # else it was the trap that ended the wait
 done
 
 # Not after scancel. By the name of the task: the number of its job may be that of the whole array.
