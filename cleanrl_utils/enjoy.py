@@ -36,9 +36,7 @@ def choose_script(repo_id, downloaded, exp_name, trust):
 def check_flags(repo_id, args, env_id, trust):
     """A clear end if the flags of a downloaded run lead elsewhere than the user asked."""
     if args["env_id"] != env_id:
-        fail(
-            f"{repo_id} holds a run of {args['env_id']}: say --env-id {args['env_id']} if that is what you want to play"
-        )
+        fail(f"{repo_id} holds a run of {args['env_id']!r}, not of {env_id}: name with --env-id what you want to play")
     if args.get("env_path") and not trust:
         fail(f"{repo_id} would start the program {args['env_path']!r}: --trust-remote-code allows it")
 

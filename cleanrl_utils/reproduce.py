@@ -49,10 +49,13 @@ def compare_packages(run_dir):
     """Lines on the packages of a run beside those of this Python: those that its script names, then all that differ."""
     then = recorded_packages(run_dir)
     now = {same_name(package.name): package.version for package in distributions()}
-    header = re.match(r"# /// script\n(?:#.*\n)*?# ///\n", script_of(run_dir).read_text())
+    header = re.search(r"(?m)^# /// script\n(?:#.*\n)*?# ///$", script_of(run_dir).read_text())
     direct = {same_name(name) for name in re.findall(r'"([A-Za-z][\w.-]*)', header[0] if header else "")}
     named = [f"{name} {version}" for name, version in then.items() if same_name(name) in direct]
-    yield f"# it ran with {', '.join(named)}" if named else "# the packages were not recorded"
+    if not then:
+        yield "# Warning: the packages were not recorded"
+    elif named:
+        yield f"# it ran with {', '.join(named)}"
     differing = [name for name in then if now.get(same_name(name)) != then[name] and same_name(name) != "cleanrl"]
     for name in sorted(differing, key=lambda name: (same_name(name) not in direct, name)):
         yield f"#   differs here: {name} {then[name]} then, {now.get(same_name(name), 'not installed')} now"
