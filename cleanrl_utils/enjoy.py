@@ -69,9 +69,16 @@ def main(argv=None):
     parser.add_argument("--revision", help="branch, tag or commit (default: main)")
     parser.add_argument("--episodes", "--eval-episodes", type=int, default=10, help="episodes to play (default: 10)")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--deterministic", action="store_true", default=None, help="play the most likely actions")
-    mode.add_argument("--stochastic", action="store_false", dest="deterministic", help="sample actions, as in training")
-    parser.add_argument("--capture-video", action="store_true", help="record the episodes, in a folder under runs/")
+    mode.add_argument(
+        "--deterministic", action="store_true", default=None, help="take the likeliest action, the mean or the best"
+    )
+    mode.add_argument(
+        "--stochastic",
+        action="store_false",
+        dest="deterministic",
+        help="draw actions, or act with the noise of training",
+    )
+    parser.add_argument("--capture-video", action="store_true", help="film an episode, into a folder under runs/")
     parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the script of the repository")
     args = parser.parse_args(argv)
@@ -82,7 +89,7 @@ def main(argv=None):
     options = {} if args.deterministic is None else {"deterministic": args.deterministic}
     options |= {"capture_video": True} if args.capture_video else {}
     with tempfile.TemporaryDirectory() as temporary:
-        # a folder for the videos stays
+        # one with a film is kept
         folder = Path("runs", f"{name}__enjoy__{int(time.time())}") if args.capture_video else Path(temporary)
         fetch(repo_id, args.revision, args.env_id, args.exp_name, folder, args.trust_remote_code)
         try:
@@ -93,8 +100,6 @@ def main(argv=None):
     for i, episode in enumerate(returns):
         print(f"episode {i}: return {np.round(episode, 2)}")
     print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
-    if args.capture_video:
-        print(f"The videos are in {folder}")
 
 
 if __name__ == "__main__":

@@ -106,8 +106,9 @@ def collect(run_dir):
     files = {path.relative_to(run_dir).as_posix(): path for path in paths if path.is_file()}
     files = {name: path for name, path in files.items() if TRAVELS.fullmatch(name)}
     videos = [path for name, path in files.items() if name.startswith("videos/")]
-    if videos:  # named by time and episode
-        files["replay.mp4"] = max(videos, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
+    if videos:  # a film of an evaluation is eval-SEED.mp4, those of training are named by time and episode
+        numbers = {path: [int(number) for number in re.findall(r"\d+", path.name)] for path in videos}
+        files["replay.mp4"] = max(videos, key=lambda path: (path.name.startswith("eval-"), numbers[path]))
     own = [key.encode() for key in (library().get_token(), os.environ.get("WANDB_API_KEY")) if key]
     for name, path in files.items():
         data = path.read_bytes()
