@@ -90,10 +90,8 @@ def card(run_dir, name):
         label = f"mean_reward ({tag}, {over})"
         metrics.append({"type": "mean_reward", "value": f"{mean} +/- {std}", "name": label, "verified": False})
     if args.get("num_seeds", 1) > 1:
-        lines += [
-            "",
-            f"Of {args['num_seeds']} seeds trained side by side: the curves are means, the model is the first's.",
-        ]
+        each = f"Each of these episodes is the mean of {args['num_seeds']} seeds that were trained side by side"
+        lines += ["", f"{each}; the model holds all of them, and the first one is played."]
     tags = [args["env_id"], "deep-reinforcement-learning", "reinforcement-learning", "custom-implementation"]
     meta = {"tags": tags, "library_name": "cleanrl"}
     if metrics:

@@ -22,8 +22,8 @@ from cleanrl_utils.card import card, fail, load_args, repository_name, script_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl"  # our own copies of the files
 TRAVELS = re.compile(  # the files of a run that a repository holds; anything else is neither pushed nor pulled
-    r"model\.safetensors|args\.json|\w+\.py|(command|packages|commit)\.txt|events\.out\.tfevents\.[\w.-]+|curves\.npz"
-    r"|videos/[\w.-]+\.mp4|replay\.mp4|README\.md",
+    r"model\.safetensors|args\.json|\w+\.py|(command|packages|commit)\.txt|events\.out\.tfevents\.[\w.-]+"
+    r"|curves\.npz|eval_returns\.npy|videos/[\w.-]+\.mp4|replay\.mp4|README\.md",
     re.ASCII,
 )
 KEYS = re.compile(rb"\bhf_[A-Za-z0-9]{20,}|\bwandb_v\d_\w{20,}")  # what keys of the hub and of W&B look like

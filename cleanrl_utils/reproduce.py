@@ -25,6 +25,7 @@ from cleanrl_utils.events import read_scalars
 from cleanrl_utils.hub import SCRIPTS, TRAVELS, download, find, need_model
 
 TIMINGS = re.compile("SPS|compile_time")
+ELSEWHERE = "track", "upload_model"  # flags with which a run leaves the machine
 
 
 def read(run_dir, name):
@@ -95,7 +96,9 @@ def plan(run_dir):
     packages = shlex.quote(str(Path(run_dir, "packages.txt")))
     print("python -m venv .venv-again && . .venv-again/bin/activate")
     print(f"grep -v '^cleanrl==' {packages} > requirements.txt && pip install -r requirements.txt")
-    print("\n# 3. the command", shlex.join(["python", f"cleanrl/{script.name}", *arguments(run_dir)]), sep="\n")
+    sent = [f"--{flag.replace('_', '-')}" for flag in ELSEWHERE if args.get(flag)]
+    print("\n# 3. the command" + (f", which sends things elsewhere with {' and '.join(sent)}" if sent else ""))
+    print(shlex.join(["python", f"cleanrl/{script.name}", *arguments(run_dir)]))
 
 
 def notes(run_dir):
@@ -110,8 +113,9 @@ def notes(run_dir):
 def run_again(run_dir, script, steps):
     """Run a script with the arguments of a run; returns the new run folder."""
     args, words = load_args(run_dir), arguments(run_dir)
-    for flag in ("track", "upload_model"):  # a repetition is nobody else's business
+    for flag in ELSEWHERE:  # a repetition is nobody else's business
         words += [f"--no-{flag.replace('_', '-')}"] if args.get(flag) else []
+    words += ["--save-model"] if args.get("save_model") else []  # which --upload-model implies
     command = [sys.executable, str(script), *words]
     print(f"+ {shlex.join(command)}", flush=True)
     process, folder, stopping = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), None, False
