@@ -79,8 +79,10 @@ def returns(run_dir):
 
 def card(run_dir, name):
     """The model card of a run."""
-    import yaml
-
+    try:
+        import yaml
+    except ImportError:
+        fail('a model card needs a package: pip install -e ".[hub]", or pip install pyyaml')
     args, script = load_args(run_dir), script_of(run_dir).name
     found, what = returns(run_dir)
     lines, metrics = ["| Metric | Mean | Standard deviation | Over |", "|---|--:|--:|---|"], []

@@ -17,7 +17,7 @@ import numpy as np
 
 from cleanrl_utils.card import fail, load_args, repository_name
 from cleanrl_utils.evaluate import evaluate_run
-from cleanrl_utils.hub import SCRIPTS, TRAVELS, download, find, need_model
+from cleanrl_utils.hub import SCRIPTS, download, find, need_model
 
 
 def choose_script(repo_id, downloaded, exp_name, trust):
@@ -44,10 +44,7 @@ def check_flags(repo_id, args, env_id, trust):
 def fetch(repo_id, revision, env_id, exp_name, folder, trust=False):
     """Make a run folder of a repository's data and the script that is to play it."""
     commit, paths = find(repo_id, revision)
-    need_model(repo_id, paths)
-    scripts = [path for path in paths if path.endswith(".py") and TRAVELS.fullmatch(path)]
-    if len(scripts) > 1:
-        fail(f"{repo_id} should hold one script, the copy that a run makes, and holds {len(scripts)}")
+    scripts = need_model(repo_id, paths)
     source = download(repo_id, commit, ["args.json", "model.safetensors", *scripts])
     check_flags(repo_id, load_args(source), env_id, trust)
     script = choose_script(repo_id, source / scripts[0] if scripts else None, exp_name, trust)

@@ -157,21 +157,21 @@ def download(repo_id, commit, paths, retries=4):
 
 
 def need_model(repo_id, paths):
-    """A clear end unless a repository holds a model as data."""
+    """The scripts that a repository holds, at most one; a clear end unless it holds a model as data."""
     if {"model.safetensors", "args.json"} <= set(paths):
-        return
+        scripts = [path for path in paths if path.endswith(".py") and TRAVELS.fullmatch(path)]
+        if len(scripts) > 1:
+            fail(f"{repo_id} should hold one script, the copy that a run makes, and holds {len(scripts)}")
+        return scripts
     pickles = [path for path in paths if path.endswith((".pth", ".pt", ".pkl", ".cleanrl_model", ".bin", ".msgpack"))]
-    why = ""
-    if pickles:
-        why = (
-            f" It has {pickles[0]}, which may be a pickle: to load one is to run the code in it, so it is not touched."
-        )
+    why = (
+        f" To load a pickle, as {pickles[0]!r} may be, is to run the code in it: it is not touched." if pickles else ""
+    )
     fail(f"{repo_id} holds no model.safetensors with args.json, as `hub push` writes them.{why}")
 
 
-def foreign(folder):
-    """What to say of the script in a downloaded folder: None if it is the same as ours."""
-    script = script_of(folder)
+def foreign(script):
+    """What to say of a downloaded script: None if it is the same as ours."""
     ours = SCRIPTS / script.name
     if ours.is_file() and ours.read_bytes() == script.read_bytes():
         return None
@@ -211,16 +211,17 @@ def main(argv=None):
     for command in (one, two):
         command.add_argument("--retries", type=int, default=4, help="further tries, after 1, 2, 4, ... s (default: 4)")
     args = parser.parse_args(argv)
+    if args.retries < 0:
+        fail("--retries must be at least 0")
     if args.command == "push":
         name, changed = push(args.run_dir, args.entity, args.repo_id, args.private, args.retries)
         print(f"{args.run_dir} is in {name}" + ("" if changed else ": nothing has changed"))
         return
     folder, commit = pull(args.repo_id, args.revision, args.output, args.retries)
     print(f"{args.repo_id} (commit {commit}) is in {folder}")
-    if foreign(folder):
-        script = script_of(folder).name
+    for script in filter(foreign, folder.glob("*.py")):
         print(
-            f"Beware: {script} in it {foreign(folder)}. It is the code of whoever pushed it, and evaluate and reproduce"
+            f"Beware: {script.name} in it {foreign(script)}. It is code of whoever pushed it; evaluate and reproduce"
             " run it: read it first, or play the model with our own script (python -m cleanrl_utils.enjoy)."
         )
 

@@ -114,7 +114,7 @@ def run_again(run_dir, script, steps):
     """Run a script with the arguments of a run; returns the new run folder."""
     args, words = load_args(run_dir), arguments(run_dir)
     for flag in ELSEWHERE:  # a repetition is nobody else's business
-        words += [f"--no-{flag.replace('_', '-')}"] if args.get(flag) else []
+        words += [f"--no-{flag.replace('_', '-')}"] if f"    {flag}: bool" in script.read_text() else []
     words += ["--save-model"] if args.get("save_model") else []  # which --upload-model implies
     command = [sys.executable, str(script), *words]
     print(f"+ {shlex.join(command)}", flush=True)

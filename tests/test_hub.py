@@ -274,6 +274,9 @@ def test_foreign_code_runs_only_where_it_is_trusted(hub, trained, tmp_path):
     hub.repositories[NAME] = published(trained, **{"dqn.py": None, "other.py": evil})
     _, line = tool("enjoy", *ENJOY, hub=hub, cwd=tmp_path, code=2)
     assert "other.py, which is not one of ours" in line
+    hub.repositories[NAME] = published(trained, **{"other.py": evil})
+    _, line = tool("hub", "pull", NAME, "--output", "two", hub=hub, cwd=tmp_path, code=2)
+    assert "should hold one script" in line and not (tmp_path / "two").exists()
 
 
 def test_foreign_flags(hub, trained, tmp_path):
