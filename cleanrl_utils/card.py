@@ -47,7 +47,10 @@ def script_of(run_dir):
 def arguments(run_dir):
     """The command line of a run after the name of its script, as it began; from args.json if it was run otherwise."""
     script, file = script_of(run_dir), Path(run_dir, "command.txt")
-    command = shlex.split(file.read_text().splitlines()[0]) if file.is_file() and file.stat().st_size else []
+    try:
+        command = shlex.split(file.read_text().splitlines()[0])
+    except (OSError, IndexError, ValueError):
+        command = []
     for i, word in enumerate(command):
         if PureWindowsPath(word).name == script.name or word == f"cleanrl.{script.stem}":
             return command[i + 1 :]

@@ -225,6 +225,8 @@ def main(argv=None):
     if args.compare:
         sys.exit(0 if compare(*args.compare) else 3)
     local = Path(args.run).is_dir()
+    if not local and (args.run.startswith("runs/") or not re.fullmatch(r"[\w.-]+/[\w.-]+", args.run)):
+        fail(f"there is no folder {args.run}, and it is not the name of a repository, such as me/CartPole-v1-ppo-seed1")
     run_dir = Path(args.run) if local else fetch(args.run, args.revision)
     if not (run_dir / "args.json").is_file():
         fail(f"{run_dir} is not a run folder, args.json is missing")

@@ -51,7 +51,7 @@ def test_the_first_steps(original, tmp_path):
     """Up to --steps, on the schedule of the whole run; of a run without its command, from its flags."""
     folder = tmp_path / "first"
     shutil.copytree(original, folder)
-    (folder / "command.txt").write_text("python -c something\npython ppo.py --resume x\n")
+    (folder / "command.txt").write_text("python -c 'half a command\npython ppo.py --resume x\n")
     output = reproduce(folder, "--run", "--steps", 300, cwd=tmp_path)
     scalars = [scalar for scalar in untimed(raw_scalars(original)) if scalar[1] <= 300]
     assert f"\nidentical: {len(scalars)} values" in output and "up to step 300" in output
@@ -128,6 +128,8 @@ def test_wrong_usage(original, tmp_path):
     for argv in ([], [original, "--compare", original, original], [original, "--steps", 10]):
         assert "error:" in reproduce(*argv, cwd=tmp_path, code=2)
     assert "is not a run folder" in reproduce(tmp_path, cwd=tmp_path, code=2)
+    for place in ("runs/misspelt", "misspelt", tmp_path / "runs/misspelt"):
+        assert "there is no folder" in reproduce(place, cwd=tmp_path, code=2)
     assert "has no events" in reproduce("--compare", original, tmp_path, cwd=tmp_path, code=2)
     folder = tmp_path / "broken"
     shutil.copytree(original, folder)
