@@ -147,27 +147,30 @@ class RayProcess:
 class Run:
     """The script on one environment with one seed: its process and the metrics that it has written so far."""
 
-    def __init__(self, env_id, seed, folder, command):
-        self.env_id, self.seed, self.folder, self.command = env_id, seed, folder, command
-        self.process = self.code = self.slot = self.total = None
+    def __init__(self, env_id, seed, folder, command, total):
+        self.env_id, self.seed, self.folder, self.command, self.total = env_id, seed, folder, command, total
+        self.process = self.code = self.slot = self.run_dir = None
         self.positions, self.values, self.tags, self.step = {}, [], set(), 0
 
     def read(self, metric):
         """Take in what is new in the event files, wherever below runs/ the script put them."""
-        file = next((self.folder / "runs").rglob("events*"), None)
-        if file is None:
-            return
-        scalars = follow(file.parent, self.positions)
+        if self.run_dir is None:
+            file = min((self.folder / "runs").rglob("events*"), default=None)
+            if file is None:
+                return
+            self.run_dir = file.parent
+            if (self.run_dir / "args.json").is_file():
+                args = json.loads((self.run_dir / "args.json").read_text())
+                self.total = args.get("total_timesteps", self.total)
+        scalars = follow(self.run_dir, self.positions)
         if scalars is None:  # the script took metrics back
             self.values, self.step = [], 0
-            scalars = follow(file.parent, self.positions)
+            scalars = follow(self.run_dir, self.positions)
         for tag, step, value in scalars:
             self.tags.add(tag)
             self.step = max(self.step, step)
             if tag == metric:
                 self.values.append((step, value))
-        if self.total is None and (file.parent / "args.json").is_file():
-            self.total = json.loads((file.parent / "args.json").read_text()).get("total_timesteps")
 
     def reached(self, tenth):
         """Whether this part of the training is over; the last tenth ends with the process."""
@@ -342,11 +345,12 @@ class Tuner:
         return self.folder / f"trial-{trial.number:04d}"
 
     def begin(self, study, num_seeds):
-        """Ask for hyperparameters and prepare the runs of a trial, seed by seed."""
+        """Ask for hyperparameters and prepare the runs of a trial, seed by seed; None if params_fn rejects them."""
         trial = study.ask()
         try:
             params = self.params_fn(trial)
             argv = self.arguments(params)
+            total = {name.strip("-").replace("-", "_"): params[name] for name in params}.get("total_timesteps")
             trial.set_user_attr("arguments", argv)
             folder, runs = self.trial_folder(trial), []
             if folder.exists():
@@ -364,7 +368,10 @@ class Tuner:
                         "--seed",
                         str(seed),
                     ]
-                    runs.append(Run(env_id, seed, run_folder, command))
+                    runs.append(Run(env_id, seed, run_folder, command, total))
+        except optuna.TrialPruned:  # how params_fn rejects a combination
+            study.tell(trial, state=TrialState.PRUNED)
+            return None
         except BaseException:
             study.tell(trial, state=TrialState.FAIL)
             raise
@@ -502,7 +509,9 @@ class Tuner:
                         self.start(waiting[0], slots.pop(0))
                         running.append(waiting[0])
                     elif done + len(active) < num_trials and not exhausted:
-                        active.append(self.begin(study, num_seeds))
+                        state = self.begin(study, num_seeds)
+                        active += [state] if state else []
+                        done += state is None
                     else:
                         break
                 time.sleep(POLL)

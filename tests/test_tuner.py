@@ -45,7 +45,8 @@ for i, word in enumerate(sys.argv):
 run = Path("runs", f"{args['env_id']}__{args['seed']}")
 run.mkdir(parents=True)
 (run / "args.json").write_text(json.dumps(args | {"total_timesteps": int(args["total_timesteps"])}))
-child = subprocess.Popen(["sleep", "100"]) if float(args["sleep"]) > 1 else None
+stubborn = ["sh", "-c", "trap '' TERM; exec sleep 100"]
+child = subprocess.Popen(stubborn) if float(args["sleep"]) > 1 else None
 names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 info = {"begun": time.time(), "env": {name: os.environ.get(name) for name in names}}
 info |= {"pids": [os.getpid()] + ([child.pid] if child else []), "argv": sys.argv[1:]}
@@ -198,7 +199,19 @@ def test_score(tune, aggregation):
 
 
 def test_raw_score(tune):
-    assert tune(lambda trial: {"x": 2}, target_scores={"A": None}).best_value == 20
+    study = tune(lambda trial: {"x": 2 + trial.number}, 2, target_scores={"A": None}, direction="minimize")
+    assert study.best_value == 20
+
+
+def test_a_rejected_combination(tune):
+    import optuna
+
+    def params_fn(trial):
+        if trial.number == 0:
+            raise optuna.TrialPruned
+        return {"x": 1}
+
+    assert states(tune(params_fn, 2)) == ["PRUNED", "COMPLETE"] and len(infos()) == 1
 
 
 def test_workers_share_the_machine(tune, monkeypatch):
