@@ -174,8 +174,7 @@ class Run:
 
     def reached(self, tenth):
         """Whether this part of the training is over; the last tenth ends with the process."""
-        in_time = self.total and tenth < TENTHS and self.step >= tenth / TENTHS * self.total
-        return self.code == 0 or bool(in_time)
+        return self.code == 0 or bool(self.total and tenth < TENTHS and self.step > tenth / TENTHS * self.total)
 
     def mean(self, window, tenth=TENTHS):
         """The mean of the last values of the metric up to a tenth of the training; None if there are none."""
@@ -276,9 +275,7 @@ class Tuner:
             raise ValueError('target_scores needs an environment, such as {"CartPole-v1": [0, 500]}')
         for env_id, target in self.target_scores.items():
             if target is None and len(self.target_scores) > 1:
-                raise ValueError(
-                    f"target_scores: scores of several environments need [low, high] to compare, {env_id} too"
-                )
+                raise ValueError(f"target_scores: to compare several environments, {env_id} needs [low, high]")
             if target is not None and (len(target) != 2 or target[0] == target[1]):
                 raise ValueError(f"target_scores: {env_id} needs [low, high], not {target}")
 
@@ -335,10 +332,10 @@ class Tuner:
                 )
         study.set_user_attr("settings", settings)
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            print(
-                f"trial {trial.number} was interrupted: it does not count, its runs stay in {self.trial_folder(trial)}"
-            )
+            print(f"trial {trial.number} was interrupted and does not count; its runs: {self.trial_folder(trial)}")
             study.tell(trial.number, state=TrialState.FAIL)
+        if study.get_trials(deepcopy=False):
+            study.sampler.reseed_rng()  # a seeded sampler would begin with the same suggestions again
         return study
 
     def trial_folder(self, trial):
@@ -359,15 +356,8 @@ class Tuner:
                 for env_id in self.target_scores:
                     run_folder = folder.resolve() / f"{re.sub('[/:]', '-', env_id)}__{seed}"
                     run_folder.mkdir(parents=True)
-                    command = [
-                        sys.executable,
-                        str(self.script.resolve()),
-                        *argv,
-                        "--env-id",
-                        env_id,
-                        "--seed",
-                        str(seed),
-                    ]
+                    command = [sys.executable, str(self.script.resolve()), *argv]
+                    command += ["--env-id", env_id, "--seed", str(seed)]
                     runs.append(Run(env_id, seed, run_folder, command, total))
         except optuna.TrialPruned:  # how params_fn rejects a combination
             study.tell(trial, state=TrialState.PRUNED)
@@ -375,10 +365,9 @@ class Tuner:
         except BaseException:
             study.tell(trial, state=TrialState.FAIL)
             raise
-        begun = time.monotonic()
-        return SimpleNamespace(
-            trial=trial, params=params, argv=argv, runs=runs, num_seeds=num_seeds, step=0, begun=begun
-        )
+        state = SimpleNamespace(trial=trial, params=params, argv=argv, runs=runs, begun=time.monotonic())
+        state.step, state.last_step = 0, num_seeds * TENTHS
+        return state
 
     def start(self, run, slot):
         run.slot = slot
@@ -424,7 +413,7 @@ class Tuner:
                 state.trial.set_user_attr("failure", reason)
                 print(f"trial {state.trial.number} failed: {reason.rstrip()}\n  {shlex.join(state.argv)}", flush=True)
                 return TrialState.FAIL, None
-        while state.step < state.num_seeds * TENTHS:
+        while state.step < state.last_step:
             index, tenth = state.step // TENTHS, state.step % TENTHS + 1
             if not all(run.reached(tenth) for run in state.runs if run.seed == index + 1):
                 return None
@@ -432,7 +421,7 @@ class Tuner:
             score = self.score([run for run in state.runs if run.seed <= index + 1], tenth)
             if score is not None:
                 state.trial.report(score, state.step)
-                if state.step < state.num_seeds * TENTHS and state.trial.should_prune():
+                if state.step < state.last_step and state.trial.should_prune():
                     return TrialState.PRUNED, score
         return TrialState.COMPLETE, self.score(state.runs)
 
@@ -447,9 +436,8 @@ class Tuner:
             except OSError:
                 raise ValueError(f"study {self.study_name} is being tuned by another process") from None
             study = self.open_study(num_seeds)
-            print(
-                f"Study {self.study_name} in {self.folder}: {self.count(study)} of {num_trials} trials done", flush=True
-            )
+            done = self.count(study)
+            print(f"Study {self.study_name} in {self.folder}: {done} of {num_trials} trials done", flush=True)
             own_ray = self.engine == "ray" and self.connect_ray()
             try:
                 self.search(study, num_trials, num_seeds)
@@ -484,6 +472,8 @@ class Tuner:
         self.gpus = find_gpus()
         active, running, slots, exhausted = [], [], list(range(self.workers)), False
         done, read = self.count(study), 0.0
+        if isinstance(study.sampler, optuna.samplers.GridSampler):
+            exhausted = study.sampler.is_exhausted(study)
         try:
             while active or (done < num_trials and not exhausted):
                 look = time.monotonic() > read + READ
@@ -536,11 +526,9 @@ class Tuner:
         complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         best = f", best {study.best_value:.4g} (trial {study.best_trial.number})" if complete else ""
         if outcome != TrialState.FAIL:
-            at = f" after {state.step} of {state.num_seeds * TENTHS} steps" if outcome == TrialState.PRUNED else ""
+            how = f"pruned at step {state.step} of {state.last_step}" if outcome == TrialState.PRUNED else "complete"
             seconds = time.monotonic() - state.begun
-            print(
-                f"trial {state.trial.number} {outcome.name.lower()}{at}: {score:.4g}{best}, {seconds:.0f} s, {progress}"
-            )
+            print(f"trial {state.trial.number} {how}: {score:.4g}{best}, {seconds:.0f} s, {progress}")
             print(f"  {shlex.join(state.argv)}", flush=True)
         failures = [trial.user_attrs.get("failure", "") for trial in trials if trial.state == TrialState.FAIL]
         if len(failures) == len(trials) == 3 and all("exit code 2" in failure for failure in failures):
@@ -554,20 +542,22 @@ class Tuner:
         import wandb
 
         names = {"name": f"{self.study_name}_{state.trial.number}", "group": self.study_name, "config": state.params}
-        with wandb.init(**(names | self.wandb_kwargs), reinit="finish_previous") as run:
-            for step, value in state.trial.study.trials[state.trial.number].intermediate_values.items():
-                run.log({"intermediate score": value}, step=step)
-            run.summary.update(
-                {"state": outcome.name, "trial": state.trial.number} | ({} if score is None else {"score": score})
-            )
+        steps = state.trial.study.trials[state.trial.number].intermediate_values
+        try:
+            with wandb.init(**names | self.wandb_kwargs, reinit="finish_previous") as run:
+                for step, value in steps.items():
+                    run.log({"intermediate score": value}, step=step)
+                run.summary.update({"trial": state.trial.number, "state": outcome.name, "score": score})
+        except wandb.errors.Error as error:  # no reason to end a search
+            print(f"trial {state.trial.number} is not on W&B: {error}", flush=True)
 
     def summary(self, study):
         trials = study.get_trials(deepcopy=False)
         states = {state: [trial for trial in trials if trial.state == state] for state in TrialState}
         counts = ", ".join(f"{len(states[state])} {state.name.lower()}" for state in states if states[state])
-        dashboard = self.storage if isinstance(self.storage, (str, os.PathLike)) else "STORAGE"
+        storage = self.storage if isinstance(self.storage, (str, os.PathLike)) else "URL"
         print(f"\n{len(trials)} trials: {counts}. Their runs: tensorboard --logdir {self.folder}")
-        print(f"The study: optuna-dashboard {dashboard}  (pip install optuna-dashboard)")
+        print(f"The study: optuna-dashboard {storage}  (pip install optuna-dashboard)")
         if not states[TrialState.COMPLETE]:
             raise NoTrialCompleted(f"no trial of study {self.study_name} completed: {counts}")
         best = study.best_trial
