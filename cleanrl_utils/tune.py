@@ -66,25 +66,39 @@ def read_config(path, overrides):
     return config
 
 
+def whole(name, spec, flags):
+    """Whether a range is of whole numbers: by the type of the script's flag, or else by how its ends are written."""
+    return flags.get(name.replace("-", "_"), type(spec["low"] + spec["high"]).__name__) == "int"
+
+
 def check_params(params, flags):
     """What a value of [params] may be; whether its flag exists is the tuner's to say."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     from cleanrl_utils.tuner import near
 
+    keys = ["low", "high", "log", "step", "choices"]
     for name, spec in params.items():
         if not isinstance(spec, dict):
             continue
         for key in spec:
-            if key not in ("low", "high", "log", "step", "choices"):
-                fail(f"params: {name}: unknown key {key}: {near(key, ['low', 'high', 'log', 'step', 'choices'])}")
-        if set(spec) != {"choices"} and not {"low", "high"} <= set(spec) - {"choices"}:
+            if key not in keys:
+                fail(f"params: {name}: unknown key {key}: {near(key, keys)}")
+        if set(spec) != {"choices"} and ("choices" in spec or not {"low", "high"} <= set(spec)):
             fail(f"params: {name} needs either low and high (and log or step), or choices")
-        if "choices" in spec and not (isinstance(spec["choices"], list) and spec["choices"]):
-            fail(f"params: {name}: choices must be a list")
+        if "choices" in spec:
+            if not isinstance(spec["choices"], list) or not spec["choices"]:
+                fail(f"params: {name}: choices must be a list")
+            continue
         numbers = [spec[key] for key in ("low", "high", "step") if key in spec]
         if any(not isinstance(number, (int, float)) or isinstance(number, bool) for number in numbers):
             fail(f"params: {name}: low, high and step must be numbers")
-        if flags.get(name.replace("-", "_")) == "int" and any(isinstance(number, float) for number in numbers):
+        if whole(name, spec, flags) and any(isinstance(number, float) for number in numbers):
             fail(f"params: {name} is a flag of whole numbers, and {numbers} are not all whole")
+        try:
+            (IntDistribution if whole(name, spec, flags) else FloatDistribution)(**spec)
+        except ValueError as error:
+            fail(f"params: {name}: {error}")
 
 
 def suggest(trial, name, spec, flags):
@@ -92,11 +106,7 @@ def suggest(trial, name, spec, flags):
         return spec
     if "choices" in spec:
         return trial.suggest_categorical(name, spec["choices"])
-    options = {key: spec[key] for key in ("log", "step") if key in spec}
-    kind = flags.get(name.replace("-", "_"), "int" if isinstance(spec["low"] + spec["high"], int) else "float")
-    if kind == "int":
-        return trial.suggest_int(name, spec["low"], spec["high"], **options)
-    return trial.suggest_float(name, spec["low"], spec["high"], **options)
+    return (trial.suggest_int if whole(name, spec, flags) else trial.suggest_float)(name, **spec)
 
 
 def build(module, table, kind):
@@ -151,6 +161,8 @@ def main():
     parser.add_argument("--storage", help="journal file or URL (default: runs/STUDY_NAME/study.journal)")
     parser.add_argument("--study-name", help="name of the study and of its folder in runs/")
     args = vars(parser.parse_args())
+    if sys.platform == "win32":
+        fail("the tuner needs process groups: Linux, macOS, or WSL on Windows")
     if find_spec("optuna") is None:
         fail('this needs optuna: pip install -e ".[tune]", or pip install "optuna>=4,<6"')
     path = args.pop("config")

@@ -276,7 +276,8 @@ class Tuner:
         for env_id, target in self.target_scores.items():
             if target is None and len(self.target_scores) > 1:
                 raise ValueError(f"target_scores: to compare several environments, {env_id} needs [low, high]")
-            if target is not None and (len(target) != 2 or target[0] == target[1]):
+            pair = isinstance(target, (list, tuple)) and len(target) == 2 and target[0] != target[1]
+            if target is not None and not pair:
                 raise ValueError(f"target_scores: {env_id} needs [low, high], not {target}")
 
     def arguments(self, params):

@@ -101,7 +101,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=15):
+def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
@@ -218,7 +218,7 @@ def test_workers_share_the_machine(tune, monkeypatch):
     """Four at a time, over environments, seeds and trials; each has its share of threads and one of the GPUs."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    tune(lambda trial: {"sleep": 0.5}, num_trials=3, num_seeds=2, workers=4)
+    tune(lambda trial: {"sleep": 1}, num_trials=3, num_seeds=2, workers=4)
     runs = infos()
     changes = sorted([(run["begun"], 1) for run in runs] + [(run["ended"], -1) for run in runs])
     running = list(itertools.accumulate(change for _, change in changes))
@@ -252,16 +252,15 @@ def test_a_hopeless_trial_is_pruned(tune):
     import optuna
 
     def params_fn(trial):
-        return {"x": [10, 9, 1][trial.number], "sleep": 0 if trial.number < 2 else 10, "total-timesteps": 1000}
+        return {"x": [10, 9, 1, 20][trial.number], "sleep": 10 * (trial.number == 2), "total-timesteps": 1000}
 
-    begun = time.monotonic()
     pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=2)
-    study = tune(params_fn, 3, num_seeds=2, pruner=pruner, workers=2)
-    assert time.monotonic() - begun < 10
-    assert states(study) == ["COMPLETE", "COMPLETE", "PRUNED"]
+    study = tune(params_fn, 4, num_seeds=2, pruner=pruner, workers=2)
+    assert states(study) == ["COMPLETE", "COMPLETE", "PRUNED", "COMPLETE"]
     assert study.trials[2].intermediate_values == {1: pytest.approx(0.1), 2: pytest.approx(0.2)}
-    pids = [pid for info in infos("runs/s/trial-0002") for pid in info["pids"]]
-    assert len(pids) == 4 and not any(map(alive, pids))
+    pruned = infos("runs/s/trial-0002")
+    pids = [pid for info in pruned for pid in info["pids"]]
+    assert len(pids) == 4 and not any(map(alive, pids)) and not any("ended" in info for info in pruned)
 
 
 def test_failures_do_not_end_a_study(tune, capfd):
@@ -412,11 +411,10 @@ def test_command_line(tune):
     done = subprocess.run(command, **options, check=True).stdout
     assert "2 of 3 trials done" in done and len(infos("runs/search")) == 3
     assert "optuna-dashboard runs/search/study.journal" in done
-    failed = subprocess.run([*command, "--study-name", "f"], **options | {"env": options["env"] | {"PATH": ""}})
-    assert failed.returncode == 0, failed.stderr
     Path("search.toml").write_text(CONFIG.replace("total-timesteps = 20", "crash = 1"))
-    failed = subprocess.run([*command, "--study-name", "g"], **options)
+    failed = subprocess.run([*command, "--study-name", "g", "--storage", "g.journal"], **options)
     assert failed.returncode == 1 and failed.stderr.endswith("tune: no trial of study g completed: 3 fail\n")
+    assert Path("g.journal").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -431,6 +429,9 @@ def test_command_line(tune):
         ("low = 1, high = 8", "low = 1", "n needs either low and high"),
         ("low = 1, high = 8", "low = 1, high = 8.5", "n is a flag of whole numbers"),
         ("low = 1, high = 8", "low = 1, high = 'x'", "must be numbers"),
+        ("low = 1, high = 8", "low = 8, high = 1", "params: n: "),
+        ("{ low = 1, high = 2 }", "{ low = 1, high = 2, choices = [1] }", "x needs either low and high"),
+        ('A = "raw"', "A = 5", "A needs [low, high], not 5"),
         ("RandomSampler", "RandmSampler", "unknown name RandmSampler: did you mean RandomSampler"),
         ("seed = 3", "sed = 3", "unexpected keyword argument 'sed'"),
         ("script.py", "nowhere.py", "nowhere.py does not exist"),
