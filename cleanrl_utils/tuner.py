@@ -28,7 +28,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -38,6 +37,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from cleanrl_utils.benchmark import thread_limits, visible_gpus
 from cleanrl_utils.events import follow
 
 try:
@@ -49,7 +49,6 @@ except ImportError:
     raise ImportError('the tuner needs optuna: pip install -e ".[tune]", or pip install "optuna>=4,<6"') from None
 
 AGGREGATIONS = {"average": np.mean, "median": np.median, "max": np.max, "min": np.min}
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 TENTHS = 10  # a run reports this often to the pruner
 POLL, READ = 0.05, 0.5  # seconds between looks at the processes, and at their metrics
 
@@ -203,16 +202,6 @@ def script_flags(script):
     return {}
 
 
-def find_gpus():
-    """The GPUs that a process may be given, as values of CUDA_VISIBLE_DEVICES."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
-    if not shutil.which("nvidia-smi"):
-        return []
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-    return [str(i) for i, _ in enumerate(re.findall("(?m)^GPU ", listing))]
-
-
 def open_storage(storage):
     """An Optuna storage from a URL such as sqlite:///x.db, or from the path of a journal file."""
     if not isinstance(storage, (str, os.PathLike)):
@@ -305,8 +294,7 @@ class Tuner:
         changes = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))} if path else {}
         if self.engine == "ray":  # which deals out cores and GPUs itself
             return changes
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        changes |= {name: os.environ.get(name, str(max(1, cores // self.workers))) for name in THREADS}
+        changes |= thread_limits(self.workers)
         if len(self.gpus) > 1:
             changes["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         return os.environ | changes
@@ -470,7 +458,7 @@ class Tuner:
 
     def search(self, study, num_trials, num_seeds):
         """Keep the workers busy: runs of the oldest trial come first, a new trial begins when one would be idle."""
-        self.gpus = find_gpus()
+        self.gpus = visible_gpus()
         active, running, slots, exhausted = [], [], list(range(self.workers)), False
         done, read = self.count(study), 0.0
         if isinstance(study.sampler, optuna.samplers.GridSampler):
