@@ -152,7 +152,8 @@ class Board:
 
 def thread_limits(workers):
     """Variables that keep the threads of `workers` processes from outnumbering the cores; the user's own stay."""
-    threads = str(max(1, len(os.sched_getaffinity(0)) // max(1, workers)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = str(max(1, cores // max(1, workers)))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     names += ("NPROC",)  # what XLA takes as the number of cores
     return {name: threads for name in names if name not in os.environ}
