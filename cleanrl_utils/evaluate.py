@@ -170,8 +170,8 @@ def evaluate(model_path, make_env, env_id, eval_episodes, run_name, Model, devic
         weights = load_file(model_path, str(device))
     except SafetensorError as error:
         raise ValueError(f"{model_path} is not a safetensors file, and nothing else is loaded: {error}") from None
-    autoreset = gym.vector.AutoresetMode.SAME_STEP
-    envs = gym.vector.SyncVectorEnv([make_env(env_id, HELD_OUT, 0, capture_video, run_name)], autoreset_mode=autoreset)
+    by_hand = gym.vector.AutoresetMode.DISABLED
+    envs = gym.vector.SyncVectorEnv([make_env(env_id, HELD_OUT, 0, capture_video, run_name)], autoreset_mode=by_hand)
     model = Model(envs).to(device)
     model.load_state_dict(weights)
     model.eval()
@@ -187,17 +187,17 @@ def evaluate(model_path, make_env, env_id, eval_episodes, run_name, Model, devic
             raise ValueError(f"{Model.__name__} does not return one value for each action: use evaluate_run")
         return rng.integers(q_values.shape[1], size=1) if rng.random() < epsilon else q_values.argmax(1).cpu().numpy()
 
-    episodic_returns, episodic_return = [], 0.0
+    episodic_returns = []
     with torch.random.fork_rng([device] if "cuda" in str(device) else []):
         torch.manual_seed(HELD_OUT)
-        obs, _ = envs.reset(seed=HELD_OUT)
-        while len(episodic_returns) < eval_episodes:
-            obs, reward, terminated, truncated, _ = envs.step(act(obs))
-            episodic_return += float(reward[0])
-            if terminated[0] or truncated[0]:
-                print(f"eval_episode={len(episodic_returns)}, episodic_return={episodic_return}")
-                episodic_returns.append(episodic_return)
-                episodic_return = 0.0
+        for episode in range(eval_episodes):
+            (obs, _), episodic_return, done = envs.reset(seed=HELD_OUT + episode), 0.0, False
+            while not done:
+                obs, (reward,), (terminated,), (truncated,), _ = envs.step(act(obs))
+                episodic_return += float(reward)
+                done = terminated or truncated
+            print(f"eval_episode={episode}, episodic_return={episodic_return}")
+            episodic_returns.append(episodic_return)
     envs.close()
     return episodic_returns
 

@@ -91,6 +91,8 @@ def test_draws(name, env_id):
         shares = actions[:, i].bincount(minlength=len(dimension)) / draws
         assert (shares[~dimension] == 0).all()
         torch.testing.assert_close(shares, expected, rtol=0, atol=0.012)
+        likeliest = agent.get_action(obs, deterministic=True)[0, i]
+        assert likeliest == expected.argmax(), "not the likeliest of the valid choices"
 
 
 @masks
