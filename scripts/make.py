@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
 TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
-TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax"}
+TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune"}
 
 
 def call(*command, **environment):

@@ -201,8 +201,10 @@ def each(which=lambda name: True):
     return pytest.mark.parametrize("name", [name for name in FILES if which(name)])
 
 
-def each_text(*definitions, which=lambda name: True):
+def each_text(*definitions, lines=None, which=lambda name: True):
     """Parametrise a test over one file for each text that these definitions have, and each backend.
+
+    With `lines`, what matches it in the main block is part of the text, and networks with memory are apart.
 
     The style gate holds the texts of siblings equal, so what they do alone needs no test in every file.
     """
@@ -211,6 +213,9 @@ def each_text(*definitions, which=lambda name: True):
         source = script(name).read_text()
         nodes = [node for node in ast.parse(source).body if getattr(node, "name", None) in definitions]
         key = uses(name, "torch"), *(ast.get_source_segment(source, node) for node in nodes)
+        if lines:
+            main = source[source.index('if __name__ == "__main__"') :].splitlines()
+            key += "lstm" in name, *(line.strip() for line in main if re.search(lines, line))
         first.setdefault(key, name)
     return pytest.mark.parametrize("name", list(first.values()))
 

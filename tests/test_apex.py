@@ -413,7 +413,7 @@ class Run:
 def test_losing_an_actor_then_the_driver(name, tmp_path):
     """One run: an actor is killed, then SIGTERM, kill -9, Ctrl+C and the end. No process is left behind by any."""
     require_for(name)
-    argv = smoke(name, num_actors=2, total_timesteps=12_000, checkpoint_freq=300)
+    argv = smoke(name, num_actors=2, total_timesteps=6_000, checkpoint_freq=300)
     with Run(name, *argv, cwd=tmp_path) as first:
         first.reach(200)
         victim = actor_pids(first.mark)[0]
@@ -422,7 +422,7 @@ def test_losing_an_actor_then_the_driver(name, tmp_path):
         first.reach(last_step(tmp_path) + 200)
         first.until(lambda: len(set(actor_pids(first.mark)) - {victim}) == 2, "second actor")
         first.process.terminate()
-        assert first.process.wait(60) == 75, first.output()[-4000:]
+        assert first.process.wait(180) == 75, first.output()[-4000:]
         first.gone()
     folder = run_dir(tmp_path)
     stopped = raw_scalars(folder)
@@ -434,18 +434,18 @@ def test_losing_an_actor_then_the_driver(name, tmp_path):
         with Run(name, "--resume", folder, cwd=tmp_path) as again:
             again.reach(last_step(tmp_path) + 200)
             os.killpg(again.process.pid, how) if how == signal.SIGINT else again.process.send_signal(how)
-            assert again.process.wait(60) != 0
+            assert again.process.wait(180) != 0
             again.gone()
             assert ("KeyboardInterrupt" in again.output()) == (how == signal.SIGINT), again.output()[-4000:]
 
     with Run(name, "--resume", folder, "--save-model", cwd=tmp_path) as last:
-        assert last.process.wait(200) == 0, last.output()[-4000:]
+        assert last.process.wait(400) == 0, last.output()[-4000:]
         last.gone()
     scalars = raw_scalars(folder)
     assert_clean(scalars)
     assert scalars[: len(stopped)] == stopped
-    batches = range(40, 12_001, 40)
-    periods = 100, 300, 12_000 // 10 + 1  # of the log, of checkpoints, of videos
+    batches = range(40, 6_001, 40)
+    periods = 100, 300, 6_000 // 10 + 1  # of the log, of checkpoints, of videos
     logged = [step for step in batches if any(step // period > (step - 40) // period for period in periods)]
     assert steps(scalars)["charts/SPS"] == steps(scalars)["charts/actor_restarts"] == logged
     assert steps(scalars)["losses/td_loss"] == [step for step in logged if step > 200]

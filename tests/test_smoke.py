@@ -1,4 +1,7 @@
-"""Every file, alone in an empty folder, runs with its smoke arguments, learns, logs and leaves a complete folder."""
+"""Every file, alone in an empty folder, runs with its smoke arguments, learns, logs and leaves a complete folder.
+
+The same seed gives the same metrics, bit by bit; another seed gives others.
+"""
 
 import json
 import math
@@ -15,6 +18,7 @@ from conftest import (
     environment,
     family,
     inspect_run,
+    inspect_runs,
     raw_scalars,
     require_for,
     run_dir,
@@ -22,6 +26,7 @@ from conftest import (
     smoke,
     smoke_total,
     tensorboard_scalars,
+    untimed,
     uses,
 )
 
@@ -123,3 +128,15 @@ def test_smoke(name, tmp_path):
     assert (folder / "commit.txt").exists()
     assert (folder / "model.safetensors").stat().st_size > 0
     assert len(list(folder.glob("checkpoint.*"))) == 1 and not list(folder.glob("*.tmp"))
+    assert_reproducible(name, [scalar for scalar in scalars if scalar[0].split("/")[0] != "eval"], tmp_path / "again")
+
+
+def assert_reproducible(name, scalars, cwd):
+    cwd.mkdir()
+    inspect_runs(script(name), [smoke(name, seed=seed) for seed in (1, 8)], cwd=cwd)  # forks of one process
+    folders = sorted((cwd / "runs").iterdir(), key=lambda folder: folder.name.split("__")[2])
+    first, again, other = untimed(scalars), *(untimed(raw_scalars(folder)) for folder in folders)
+    assert len(first) > 10
+    assert first == again, "the same seed, other metrics"
+    losses = [[scalar for scalar in scalars if scalar[0].startswith("losses/")] for scalars in (first, other)]
+    assert losses[0] != losses[1], "another seed, the same losses"

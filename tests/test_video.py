@@ -4,7 +4,6 @@ import pytest
 from conftest import (
     LINEAGE,
     continuous_control,
-    each,
     each_text,
     family,
     require,
@@ -18,14 +17,19 @@ from conftest import (
 VIDEO_ENV = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}  # these render fast
 TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048} | dict.fromkeys(("ddpg", "td3", "sac"), 1900)
 # one file for each way of filming
-FILMING = each_text("make_env", "record_video", "record_game", "film_game", "film_match")
+FILMS = ["make_env", "record_video", "record_game", "film_game", "film_match", "film_level", "film_episode"]
+FILMING = each_text(*FILMS)
 
 
 def films(cwd):
     return {path.name: path.read_bytes() for path in (run_dir(cwd) / "videos").glob("*.mp4")}
 
 
-@each(lambda name: "    capture_video: bool" in script(name).read_text())  # a headless Godot draws nothing
+@each_text(
+    *FILMS,
+    lines="video|film_|record_",
+    which=lambda name: "    capture_video: bool" in script(name).read_text(),  # a headless Godot draws nothing
+)
 def test_films_of_several_stages(name, tmp_path):
     require("moviepy")
     require_for(name)

@@ -1,0 +1,163 @@
+"""The model card of a run, from its folder: python -m cleanrl_utils.card runs/CartPole-v1__dqn__1__1700000000
+
+It says how good the policy is and of which episodes that is known, how to play it, how to train it again and with which
+hyperparameters. `python -m cleanrl_utils.hub push` puts it beside the model. Exit codes: 0 printed, 2 wrong usage.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+
+from cleanrl_utils.events import read_scalars
+
+
+def fail(message, code=2):
+    print(f"{Path(sys.argv[0]).stem}: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def repository_name(env_id, exp_name, seed):
+    """The name of a run's repository, of characters that a hub allows."""
+    name = re.sub(r"[^\w.-]+", "-", f"{env_id}-{exp_name}-seed{seed}", flags=re.ASCII)
+    return re.sub(r"([.-])[.-]+", r"\1", name).strip(".-")
+
+
+def load_args(run_dir):
+    try:
+        args = json.loads(Path(run_dir, "args.json").read_text())
+    except ValueError:
+        args = None
+    if not isinstance(args, dict) or not {"env_id", "exp_name", "seed"} <= args.keys():
+        fail(f"{run_dir}: args.json does not hold the flags of a run")
+    return args
+
+
+def script_of(run_dir):
+    scripts = list(Path(run_dir).glob("*.py"))
+    if len(scripts) != 1:
+        fail(f"{run_dir} should hold one script, the copy that a run makes, and holds {len(scripts)}")
+    return scripts[0]
+
+
+def arguments(run_dir):
+    """The command line of a run after the name of its script, as it began; from args.json if it was run otherwise."""
+    script, file = script_of(run_dir), Path(run_dir, "command.txt")
+    try:
+        command = shlex.split(file.read_text().splitlines()[0])
+    except (OSError, IndexError, ValueError):
+        command = []
+    for i, word in enumerate(command):
+        if PureWindowsPath(word).name == script.name or word == f"cleanrl.{script.stem}":
+            return command[i + 1 :]
+    words = []
+    for name, value in load_args(run_dir).items():
+        if isinstance(value, bool):
+            words.append(("--" if value else "--no-") + name.replace("_", "-"))
+        elif value is not None and value != "":
+            words += ["--" + name.replace("_", "-"), *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def without_folders(word):
+    """A word of a command or a value of a flag without the folders of the machine that it names."""
+    return re.sub(r"(^|=)(?:[A-Za-z]:[\\/]|[/~]).*[\\/]", r"\1.../", str(word))
+
+
+def returns(run_dir):
+    """The returns that a run is judged by, and what they are: tag -> values, description."""
+    scalars = read_scalars(run_dir)
+    kinds = [("eval/episodic_return", 0, "episodes of the saved model on held-out seeds")]
+    kinds += [("charts/episodic_return", 100, "last episodes of training")]
+    for prefix, last, what in kinds:
+        found = {tag: rows[-last:, 1] for tag, rows in scalars.items() if tag.startswith(prefix)}
+        if found:
+            return found, what
+    return {}, "no episode ended"
+
+
+def card(run_dir, name):
+    """The model card of a run."""
+    try:
+        import yaml
+    except ImportError:
+        fail('a model card needs a package: pip install -e ".[hub]", or pip install pyyaml')
+    args, script = load_args(run_dir), script_of(run_dir).name
+    found, what = returns(run_dir)
+    lines, metrics = ["| Metric | Mean | Standard deviation | Over |", "|---|--:|--:|---|"], []
+    for tag, values in found.items():
+        mean, std, over = f"{np.mean(values):.2f}", f"{np.std(values):.2f}", f"{len(values)} {what}"
+        lines.append(f"| `{tag}` | {mean} | {std} | {over} |")
+        label = f"mean_reward ({tag}, {over})"
+        metrics.append({"type": "mean_reward", "value": f"{mean} +/- {std}", "name": label, "verified": False})
+    if args.get("num_seeds", 1) > 1:
+        each = f"Each of these episodes is the mean of {args['num_seeds']} seeds that were trained side by side"
+        lines += ["", f"{each}; the model holds all of them, and the first one is played."]
+    tags = [args["env_id"], "deep-reinforcement-learning", "reinforcement-learning", "custom-implementation"]
+    meta = {"tags": tags, "library_name": "cleanrl"}
+    if metrics:
+        task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+        result = {"task": task, "dataset": {"name": args["env_id"], "type": args["env_id"]}, "metrics": metrics}
+        meta["model-index"] = [{"name": args["exp_name"], "results": [result]}]
+    entity, _, short = name.partition("/")
+    usual = short == repository_name(args["env_id"], args["exp_name"], args["seed"])
+    play = ["--exp-name", args["exp_name"], "--env-id", args["env_id"], "--seed", str(args["seed"])]
+    play += ["--hf-entity", entity] if usual else ["--repo-id", name]
+    command = shlex.join(["python", f"cleanrl/{script}", *map(without_folders, arguments(run_dir))])
+    commit = Path(run_dir, "commit.txt").read_text().strip() if Path(run_dir, "commit.txt").is_file() else ""
+    hyperparameters = "\n".join(f"| `{flag}` | `{without_folders(value)}` |" for flag, value in args.items())
+    metrics_table = "\n".join(lines if found else [f"There are no metrics: {what}."])
+    return f"""---
+{yaml.safe_dump(meta, sort_keys=False)}---
+
+# {args["exp_name"]} on {args["env_id"]}, seed {args["seed"]}
+
+A policy that CleanRL's `{script}` trained. The folder is the whole run: weights (`model.safetensors`), flags
+(`args.json`), the script, TensorBoard events.
+
+{metrics_table}
+
+## Play it
+
+In a clone of CleanRL, with its own copy of the script; of this repository only data is used:
+
+```bash
+pip install -e ".[hub]"
+python -m cleanrl_utils.enjoy {shlex.join(play)}
+```
+
+## Train it again
+
+```bash
+{command}
+```
+
+Commit: `{commit or "not recorded"}`. Packages: `packages.txt`. `python -m cleanrl_utils.reproduce {name}` says
+what it takes to repeat the run, and with `--run` repeats it and compares the curves.
+
+## Hyperparameters
+
+| Flag | Value |
+|---|---|
+{hyperparameters}
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.card", description="Print the model card of a run.")
+    parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
+    parser.add_argument("--entity", default="ENTITY", help="user or organisation of the hub that the card names")
+    args = parser.parse_args()
+    if not (args.run_dir / "args.json").is_file():
+        fail(f"{args.run_dir} is not a run folder, args.json is missing")
+    flags = load_args(args.run_dir)
+    name = repository_name(flags["env_id"], flags["exp_name"], flags["seed"])
+    print(card(args.run_dir, f"{args.entity}/{name}"), end="")
+
+
+if __name__ == "__main__":
+    main()

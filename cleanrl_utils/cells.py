@@ -1,0 +1,176 @@
+"""One experiment out of a list, brought to its end: python -m cleanrl_utils.cells MATRIX.json INDEX
+
+`python -m cleanrl_utils.benchmark` writes the list and starts this command once per cell, here, in a Slurm job, in a
+Ray task or in a container; it can be started by hand as well, any number of times, anywhere that sees the same folder:
+- a cell that is done (`done.json` in its folder) is left alone;
+- a cell that runs elsewhere is waited for: the lock is a file lock that the training process inherits, so it is held
+  for as long as anything of the run is alive and freed by the kernel, whoever was killed;
+- a cell that was interrupted goes on in its run folder, from its last checkpoint (`--resume`);
+- when this process dies, its training process is sent SIGTERM, writes a checkpoint and ends (Linux).
+What a run prints goes to `log.txt` of the cell. Exit code: that of the run; 0 done, 75 interrupted, 2 wrong usage.
+
+Only the standard library is imported, since every cell pays for it.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows; benchmark.py says so
+    fcntl = None
+
+INTERRUPTED = 75
+
+
+def script_of(command):
+    """The script in a command, and where: the first word that ends in .py."""
+    return next(((i, word) for i, word in enumerate(command) if word.endswith(".py")), (None, None))
+
+
+def make_cell(command, env_id, seed):
+    """A cell is known by its command and by the text of the script: other code is another experiment."""
+    words = [*shlex.split(command), *(["--env-id", env_id] if env_id else []), "--seed", str(seed)]
+    script = script_of(words)[1]
+    text = hashlib.sha256(Path(script).read_bytes()).hexdigest() if script and Path(script).is_file() else ""
+    key = hashlib.sha256(json.dumps([words, text]).encode()).hexdigest()[:10]
+    name = "__".join(filter(None, [env_id, Path(script or words[0]).stem, str(seed), key]))
+    return {"id": re.sub(r"[^\w.+-]", "-", name), "env_id": env_id, "seed": seed, "command": words, "script_sha": text}
+
+
+def write_json(path, value):
+    """Whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=2))
+    os.replace(temporary, path)
+
+
+def read_json(path):
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_done(folder):
+    """The record of a finished cell; one whose run folder was deleted since is not finished."""
+    done = read_json(folder / "done.json")
+    return done if done and (done["run_dir"] is None or Path(done["run_dir"]).is_dir()) else None
+
+
+def lock(folder, wait=True):
+    """The open lock file of a cell, or None if another process holds it and `wait` is not set."""
+    file = (folder / "lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return file
+    except BlockingIOError:
+        file.close()
+
+
+def find_run(cell, since):
+    """The run folder that a cell's command has made since a time: its command.txt begins with the same words."""
+    script, _ = script_of(cell["command"])
+    words = shlex.join(cell["command"][script or 0 :])
+    found = []
+    for folder in Path("runs").glob(f"*__{cell['seed']}__*"):
+        begun = folder.name.rsplit("__", 1)[1]
+        if begun.isdecimal() and int(begun) >= int(since):
+            command = folder / "command.txt"
+            first = command.read_text().split("\n", 1)[0] if command.exists() else ""
+            if first == words or first.endswith(f" {words}"):
+                found.append((any(folder.glob("checkpoint.*")), int(begun), folder))
+    return max(found)[2] if found else None  # one with a checkpoint, the newest of those
+
+
+def die_with(parent):
+    """In a child of `parent`: SIGTERM when it dies, whatever killed it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run_process(command, log, held):
+    """Run a command with the lock in its hands; SIGTERM is passed on to it. The exit code, as a shell counts it."""
+    process, stopped, parent = None, [], os.getpid()
+
+    def stop(*received):
+        stopped.append(received)
+        if process:
+            process.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "pass_fds": [held.fileno()]}
+    options["preexec_fn"] = (lambda: die_with(parent)) if sys.platform == "linux" else None
+    try:
+        process = subprocess.Popen(command, **options)
+    except OSError as error:
+        log.write(f"{error}\n".encode())
+        return 127
+    if stopped:  # before there was a process to tell
+        process.send_signal(signal.SIGTERM)
+    code = process.wait()
+    code = 128 - code if code < 0 else code
+    return INTERRUPTED if stopped and code == 128 + signal.SIGTERM else code  # it had not come to its handler yet
+
+
+def run_cell(cell, folder):
+    """Run a cell unless it is done, and return the exit code of the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = lock(folder)
+    if is_done(folder):
+        return 0
+    script = script_of(cell["command"])[1]
+    if cell["script_sha"] and hashlib.sha256(Path(script).read_bytes()).hexdigest() != cell["script_sha"]:
+        print(f"cells: {script} has changed since this list was made: start the benchmark again", file=sys.stderr)
+        return 2
+    begun = read_json(folder / "begun.json") or {"since": time.time(), "attempts": 0, "seconds": 0.0}
+    run_dir = find_run(cell, begun["since"]) if begun["attempts"] else None
+    command = list(cell["command"])
+    if run_dir and any(run_dir.glob("checkpoint.*")):
+        command += ["--resume", str(run_dir)]
+    begun["attempts"] += 1
+    write_json(folder / "begun.json", begun)
+    (folder / "failed.json").unlink(missing_ok=True)
+    start = time.time()
+    with (folder / "log.txt").open("ab") as log:
+        log.write(f"$ {shlex.join(command)}\n".encode())
+        log.flush()
+        code = run_process(command, log, held)
+        log.write(f"exit code {code}\n".encode())
+    begun["seconds"] += time.time() - start
+    write_json(folder / "begun.json", begun)
+    if code == 0:
+        run_dir = run_dir or find_run(cell, begun["since"])
+        record = {"run_dir": str(run_dir) if run_dir else None, "ended": time.time(), "host": os.uname().nodename}
+        write_json(folder / "done.json", begun | record)
+    elif code != INTERRUPTED:
+        write_json(folder / "failed.json", begun | {"code": code, "ended": time.time()})
+    return code
+
+
+def main():
+    if len(sys.argv) != 3 or not sys.argv[2].isdecimal():
+        sys.stderr.write(__doc__)
+        sys.exit(2)
+    path = Path(sys.argv[1]).resolve()
+    matrix = read_json(path)
+    if matrix is None or int(sys.argv[2]) >= len(matrix["cells"]):
+        print(f"cells: {path} has no cell {sys.argv[2]}", file=sys.stderr)
+        sys.exit(2)
+    os.chdir(matrix["cwd"])
+    cell = matrix["cells"][int(sys.argv[2])]
+    sys.exit(run_cell(cell, path.parent / cell["id"]))
+
+
+if __name__ == "__main__":
+    main()

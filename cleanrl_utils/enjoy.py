@@ -1,0 +1,103 @@
+"""Play a model from the Hugging Face hub: python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --seed 1
+
+It is looked for in <hf-entity>/<env_id>-<exp_name>-seed<seed>, where `python -m cleanrl_utils.hub push` puts it. Only
+data of that repository is used, the weights (safetensors) and the flags (args.json): the script that plays them is our
+own file of the same name. Where that is not the script that the model came with, this is said, and --trust-remote-code
+plays it with the latter, which is code of whoever pushed it. A model that is only there as a pickle is refused: to load
+a pickle is to run the code in it. Exit codes: 0 played, 1 the hub refused or cannot be reached, 2 wrong usage.
+"""
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from cleanrl_utils.card import fail, load_args, repository_name
+from cleanrl_utils.evaluate import evaluate_run
+from cleanrl_utils.hub import SCRIPTS, download, find, need_model
+
+
+def choose_script(repo_id, downloaded, exp_name, trust):
+    """The script that plays a model: our own, or the downloaded one if that is trusted."""
+    if downloaded and trust:
+        print(f"Playing with the script of {repo_id}, which is code of whoever pushed it")
+        return downloaded
+    ours = SCRIPTS / (downloaded.name if downloaded else f"{exp_name}.py")
+    if not ours.is_file():
+        fail(f"{repo_id} needs {ours.name}, which is not one of ours: read it, then --trust-remote-code runs it")
+    if downloaded and downloaded.read_bytes() != ours.read_bytes():
+        print(f"{ours.name} of {repo_id} differs from ours; ours plays it (--trust-remote-code: the other one)")
+    return ours
+
+
+def check_flags(repo_id, args, env_id, trust):
+    """A clear end if the flags of a downloaded run lead elsewhere than the user asked."""
+    if args["env_id"] != env_id:
+        fail(f"{repo_id} holds a run of {args['env_id']!r}, not of {env_id}: name with --env-id what you want to play")
+    if args.get("env_path") and not trust:
+        fail(f"{repo_id} would start the program {args['env_path']!r}: --trust-remote-code allows it")
+
+
+def fetch(repo_id, revision, env_id, exp_name, folder, trust=False):
+    """Make a run folder of a repository's data and the script that is to play it."""
+    commit, paths = find(repo_id, revision)
+    scripts = need_model(repo_id, paths)
+    source = download(repo_id, commit, ["args.json", "model.safetensors", *scripts])
+    check_flags(repo_id, load_args(source), env_id, trust)
+    script = choose_script(repo_id, source / scripts[0] if scripts else None, exp_name, trust)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (source / "args.json", source / "model.safetensors", script):
+        shutil.copyfile(path, folder / path.name)
+
+
+def main(argv=None):
+    style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.enjoy", **style)
+    parser.add_argument("--exp-name", required=True, help="name of the experiment, such as dqn")
+    parser.add_argument("--env-id", required=True, help="environment, such as CartPole-v1")
+    parser.add_argument("--seed", type=int, default=1, help="seed that the model was trained with (default: 1)")
+    parser.add_argument("--hf-entity", default="cleanrl", help="user or organisation of the hub (default: cleanrl)")
+    parser.add_argument(
+        "--repo-id", help="repository, if its name is another one than ENTITY/<env_id>-<exp_name>-seed<seed>"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit (default: main)")
+    parser.add_argument("--episodes", "--eval-episodes", type=int, default=10, help="episodes to play (default: 10)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--deterministic", action="store_true", default=None, help="take the likeliest action, the mean or the best"
+    )
+    mode.add_argument(
+        "--stochastic",
+        action="store_false",
+        dest="deterministic",
+        help="draw actions, or act with the noise of training",
+    )
+    parser.add_argument("--capture-video", action="store_true", help="film an episode, into a folder under runs/")
+    parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the script of the repository")
+    args = parser.parse_args(argv)
+    if args.episodes < 1:
+        fail("--episodes must be at least 1")
+    name = repository_name(args.env_id, args.exp_name, args.seed)
+    repo_id = args.repo_id or f"{args.hf_entity}/{name}"
+    options = {} if args.deterministic is None else {"deterministic": args.deterministic}
+    options |= {"capture_video": True} if args.capture_video else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        # one with a film is kept
+        folder = Path("runs", f"{name}__enjoy__{int(time.time())}") if args.capture_video else Path(temporary)
+        fetch(repo_id, args.revision, args.env_id, args.exp_name, folder, args.trust_remote_code)
+        try:
+            returns = evaluate_run(folder, args.episodes, cpu=args.cpu, **options)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            fail(f"the model does not fit the script: {type(error).__name__}: {reason[:300]}")
+    for i, episode in enumerate(returns):
+        print(f"episode {i}: return {np.round(episode, 2)}")
+    print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
+
+
+if __name__ == "__main__":
+    main()
