@@ -255,7 +255,7 @@ def show_failures(board):
         print(f"\nFailed: {shlex.join(cell['command'])}{more}\n{end}\n    (all of it: {log})")
 
 
-def parse_args():
+def parse_args(engines):
     parser = argparse.ArgumentParser(
         prog="python -m cleanrl_utils.benchmark",
         description=__doc__,
@@ -279,11 +279,14 @@ def parse_args():
     parser.add_argument(
         "--state", type=Path, default=Path("runs/.benchmark"), metavar="DIR", help="records (default: runs/.benchmark)"
     )
+    engines.add_arguments(parser)
     return parser.parse_args()
 
 
 def main():
-    options = parse_args()
+    from cleanrl_utils import engines  # which imports this file
+
+    options = parse_args(engines)
     if cells.fcntl is None:
         fail("file locks of this kind do not exist on Windows: use WSL, or --workers 0 and a loop of your own")
     if bool(options.command) != bool(options.env_ids) or not (options.command or options.suite):
@@ -291,15 +294,20 @@ def main():
     if options.workers < 0 or (options.num_seeds is not None and options.num_seeds < 1):
         fail("--workers must be at least 0 and --num-seeds at least 1")
     matrix = {"cwd": str(Path.cwd()), "cells": make_cells(options)}
-    if options.workers == 0 and options.engine == "local":
+    if options.workers == 0 and options.engine in ("local", "ray"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
         for cell in matrix["cells"]:
             print(shlex.join(cell["command"]))
         return
     board = Board(matrix, options.state, options.workers)
     matrix_path = write_matrix(matrix, options.state)
+    run = {"slurm": engines.run_slurm, "ray": engines.run_ray, "aws-batch": engines.run_aws_batch}
+    run = run.get(options.engine, run_local)
+    if options.workers == 0:  # what would be submitted
+        run(matrix_path, board, options)
+        return
     print(f"{len(board.cells)} cells, {board.count('done')} done before; records are in {options.state}", flush=True)
-    interrupted = run_local(matrix_path, board, options) if board.todo() else False
+    interrupted = run(matrix_path, board, options) if board.todo() else False
     board.clear()
     print(board.line())
     show_failures(board)

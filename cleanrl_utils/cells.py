@@ -1,4 +1,4 @@
-"""One experiment out of a list, brought to its end: python -m cleanrl_utils.cells MATRIX.json INDEX
+"""One experiment out of a list, brought to its end: python -m cleanrl_utils.cells MATRIX.json INDEX [PID]
 
 `python -m cleanrl_utils.benchmark` writes the list and starts this command once per cell, here, in a Slurm job, in a
 Ray task or in a container; it can be started by hand as well, any number of times, anywhere that sees the same folder:
@@ -6,7 +6,8 @@ Ray task or in a container; it can be started by hand as well, any number of tim
 - a cell that runs elsewhere is waited for: the lock is a file lock that the training process inherits, so it is held
   for as long as anything of the run is alive and freed by the kernel, whoever was killed;
 - a cell that was interrupted goes on in its run folder, from its last checkpoint (`--resume`);
-- when this process dies, its training process is sent SIGTERM, writes a checkpoint and ends (Linux).
+- when this process dies, its training process is sent SIGTERM, writes a checkpoint and ends (Linux); so does this one
+  when the process PID dies, which has to be the one that started it.
 What a run prints goes to `log.txt` of the cell. Exit code: that of the run; 0 done, 75 interrupted, 2 wrong usage.
 
 Only the standard library is imported, since every cell pays for it.
@@ -93,7 +94,9 @@ def find_run(cell, since):
 
 
 def die_with(parent):
-    """In a child of `parent`: SIGTERM when it dies, whatever killed it."""
+    """In a child of `parent`: SIGTERM when it dies, whatever killed it (Linux)."""
+    if sys.platform != "linux":
+        return
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -110,7 +113,7 @@ def run_process(command, log, held):
 
     signal.signal(signal.SIGTERM, stop)
     options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "pass_fds": [held.fileno()]}
-    options["preexec_fn"] = (lambda: die_with(parent)) if sys.platform == "linux" else None
+    options["preexec_fn"] = lambda: die_with(parent)
     try:
         process = subprocess.Popen(command, **options)
     except OSError as error:
@@ -159,7 +162,7 @@ def run_cell(cell, folder):
 
 
 def main():
-    if len(sys.argv) != 3 or not sys.argv[2].isdecimal():
+    if len(sys.argv) not in (3, 4) or not all(map(str.isdecimal, sys.argv[2:])):
         sys.stderr.write(__doc__)
         sys.exit(2)
     path = Path(sys.argv[1]).resolve()
@@ -167,6 +170,8 @@ def main():
     if matrix is None or int(sys.argv[2]) >= len(matrix["cells"]):
         print(f"cells: {path} has no cell {sys.argv[2]}", file=sys.stderr)
         sys.exit(2)
+    if len(sys.argv) == 4:
+        die_with(int(sys.argv[3]))
     os.chdir(matrix["cwd"])
     cell = matrix["cells"][int(sys.argv[2])]
     sys.exit(run_cell(cell, path.parent / cell["id"]))

@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
 TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
-TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune"}
+TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune", "cloud"}
 
 
 def call(*command, **environment):
@@ -77,6 +77,19 @@ def install_godot():
     call(*command, DEBIAN_FRONTEND="noninteractive")
 
 
+def install_slurm():
+    """The programs of a Slurm cluster, which the tests start in a network of its own, made with `ip`."""
+    packages = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge", "ip": "iproute2"}
+    missing = sorted({package for program, package in packages.items() if not shutil.which(program)})
+    if not sys.platform.startswith("linux") or not missing:
+        return
+    command = ["apt-get", "install", "-qy", "--no-install-recommends", *missing]
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        sys.exit(f"The tests of the engines need Slurm; on Debian and Ubuntu: sudo {' '.join(command)}")
+    call("apt-get", "update", "-q")
+    call(*command, DEBIAN_FRONTEND="noninteractive")
+
+
 def train(arguments):
     install(set())
     python("cleanrl/ppo.py", "--env-id", "CartPole-v1", *arguments, "--save-model")
@@ -87,6 +100,7 @@ def test(arguments):
     python("-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "requirements/no-deps.txt")
     install_gl()
     install_godot()
+    install_slurm()
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
     python("-m", "cleanrl_utils.style")
     python("-m", "ruff", "check", *folders)
