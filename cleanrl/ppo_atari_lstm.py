@@ -56,6 +56,8 @@ class Args:
     wandb_entity: str | None = None  # W&B user or team
     capture_video: bool = False  # record episodes at several stages of training
     save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
     resume: str = ""  # continue the run in this folder
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
@@ -104,6 +106,7 @@ def parse_args():
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
     return args
 
 
@@ -230,11 +233,12 @@ class Agent(nn.Module):
         hidden, _ = self(obs[None], state, starts[None])
         return self.critic(hidden[0]).squeeze(-1)
 
-    def get_action(self, obs, state, starts):
+    def get_action(self, obs, state, starts, deterministic=False):
         hidden, state = self(obs[None], state, starts[None])
         logits = self.actor(hidden[0])
-        action = (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)  # Gumbel-max draw from the softmax
-        return action, state
+        if not deterministic:  # Gumbel-max draw from the softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1), state
 
     def evaluate(self, obs, action, state, starts):
         hidden, _ = self(obs, state, starts)
@@ -295,7 +299,7 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def policy_with_memory(agent, envs, device):
+def policy_with_memory(agent, envs, device, deterministic=False):
     """A function from the observations of `envs` to a batch of actions; its memory starts afresh where `envs` do."""
     state = torch.zeros((2, envs.num_envs, 128), device=device)
 
@@ -303,17 +307,17 @@ def policy_with_memory(agent, envs, device):
     def policy(obs):
         nonlocal state
         obs, starts = (torch.tensor(x, dtype=torch.float32, device=device) for x in (obs, envs.starts))
-        action, state = agent.get_action(obs, state, starts)
+        action, state = agent.get_action(obs, state, starts, deterministic)
         return action.cpu().numpy()
 
     return policy
 
 
-def load_policy(run_dir, envs, device):
+def load_policy(run_dir, envs, device, deterministic=False):
     """The saved agent of a run, as a function from the observations of `envs` to a batch of actions."""
     agent = Agent(envs).to(device)
     agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    return policy_with_memory(agent, envs, device)
+    return policy_with_memory(agent, envs, device, deterministic)
 
 
 if __name__ == "__main__":
@@ -527,4 +531,8 @@ if __name__ == "__main__":
             writer.add_scalar("eval/episodic_return", episodic_return, i)
         print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
+    if args.upload_model:
+        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
+        if subprocess.run([sys.executable, *push]).returncode != 0:
+            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

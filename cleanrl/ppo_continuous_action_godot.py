@@ -72,6 +72,8 @@ class Args:
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
     save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
     resume: str = ""  # continue the run in this folder
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
     env_path: str | None = None  # executable of the game; without it, one played in the Godot editor may connect
@@ -126,6 +128,7 @@ def parse_args():
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
     return args
 
 
@@ -336,14 +339,14 @@ class Agent(nn.Module):
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)
 
-    def get_action(self, obs):
+    def get_action(self, obs, deterministic=False):
         parts = []
         for is_box, head, logstd in self.heads(obs):
             if is_box:
-                parts.append(head + logstd.exp() * torch.randn_like(head))
+                parts.append(head if deterministic else head + logstd.exp() * torch.randn_like(head))
             else:  # Gumbel-max
-                choice = (head - torch.empty_like(head).exponential_().log()).argmax(-1, keepdim=True)
-                parts.append(choice.to(head.dtype))
+                scores = head if deterministic else head - torch.empty_like(head).exponential_().log()
+                parts.append(scores.argmax(-1, keepdim=True).to(head.dtype))
         return torch.cat(parts, -1)
 
     def evaluate(self, obs, action):
@@ -448,12 +451,12 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device):
+def load_policy(run_dir, envs, device, deterministic=False):
     """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
     agent = Agent(envs).to(device)
     agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
     return torch.no_grad()(
-        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device)).cpu().numpy()
+        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device), deterministic).cpu().numpy()
     )
 
 
@@ -669,4 +672,8 @@ if __name__ == "__main__":
             writer.add_scalar("eval/episodic_return", episodic_return, i)
         print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
+    if args.upload_model:
+        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
+        if subprocess.run([sys.executable, *push]).returncode != 0:
+            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

@@ -75,6 +75,8 @@ class Args:
     wandb_entity: str | None = None  # W&B user or team
     capture_video: bool = False  # record episodes at several stages of training
     save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
     resume: str = ""  # continue the run in this folder
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
@@ -131,6 +133,7 @@ def parse_args():
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
     return args
 
 
@@ -313,11 +316,12 @@ class Agent(nn.Module):
         hidden, _ = self(obs, windows, elapsed)
         return self.critic(hidden).squeeze(-1)
 
-    def get_action(self, obs, windows, elapsed):
+    def get_action(self, obs, windows, elapsed, deterministic=False):
         hidden, kept = self(obs, windows, elapsed)
         logits = [branch(hidden) for branch in self.actor]
-        draws = [(x - torch.empty_like(x).exponential_().log()).argmax(-1) for x in logits]  # Gumbel-max draws
-        return torch.stack(draws, dim=1).view(-1, *self.action_shape), kept
+        if not deterministic:  # Gumbel-max draws
+            logits = [x - torch.empty_like(x).exponential_().log() for x in logits]
+        return torch.stack([x.argmax(-1) for x in logits], dim=1).view(-1, *self.action_shape), kept
 
     def evaluate(self, obs, action, windows, elapsed):
         hidden, _ = self(obs, windows, elapsed)
@@ -394,7 +398,7 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device):
+def load_policy(run_dir, envs, device, deterministic=False):
     """The saved agent of a run, as a function from the observations of `envs` to a batch of actions."""
     args = Args(**json.loads(Path(run_dir, "args.json").read_text()))
     agent = Agent(envs, args).to(device)
@@ -407,7 +411,7 @@ def load_policy(run_dir, envs, device):
         nonlocal windows, elapsed
         elapsed = np.where(envs.starts, 0, elapsed + 1)
         obs = torch.tensor(obs, dtype=torch.float32, device=device)
-        action, kept = agent.get_action(obs, windows, torch.tensor(elapsed, device=device))
+        action, kept = agent.get_action(obs, windows, torch.tensor(elapsed, device=device), deterministic)
         windows = torch.cat([windows[:, 1:], kept.unsqueeze(1)], dim=1)
         return action.cpu().numpy()
 
@@ -661,4 +665,8 @@ if __name__ == "__main__":
             writer.add_scalar("eval/episodic_return", episodic_return, i)
         print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
+    if args.upload_model:
+        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
+        if subprocess.run([sys.executable, *push]).returncode != 0:
+            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

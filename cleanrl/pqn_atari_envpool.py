@@ -64,6 +64,8 @@ class Args:
     wandb_entity: str | None = None  # W&B user or team
     capture_video: bool = False  # record episodes at several stages of training
     save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
     resume: str = ""  # continue the run in this folder
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
@@ -109,6 +111,7 @@ def parse_args():
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
     return args
 
 
@@ -321,11 +324,11 @@ def epsilon_greedy(q_network, num_actions, epsilon, device):
     return policy
 
 
-def load_policy(run_dir, envs, device):
+def load_policy(run_dir, envs, device, deterministic=False):
     """The saved network of a run, as a function from a batch of observations to a batch of actions."""
     q_network = QNetwork(envs).to(device)
     q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    epsilon = json.loads(Path(run_dir, "args.json").read_text())["end_e"]
+    epsilon = 0 if deterministic else json.loads(Path(run_dir, "args.json").read_text())["end_e"]
     return epsilon_greedy(q_network, envs.single_action_space.n, epsilon, device)
 
 
@@ -509,4 +512,8 @@ if __name__ == "__main__":
             writer.add_scalar("eval/episodic_return", episodic_return, i)
         print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
     writer.close()
+    if args.upload_model:
+        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
+        if subprocess.run([sys.executable, *push]).returncode != 0:
+            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
     print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")

@@ -2,19 +2,29 @@
 
 The run folder holds all that this takes: the copy of the script that made it, its flags (args.json) and its weights
 (model.safetensors, written by --save-model). The script's copy is run, the weights are data. Each episode is played in
-an environment of its own, with seeds that training did not use. Exit codes: 0 played, 2 wrong usage.
+an environment of its own, with seeds that training did not use. --deterministic takes the likeliest action, the mean or
+the best, --stochastic draws actions or adds the noise of training; without either the file's own choice is kept.
+
+    from cleanrl_utils.evaluate import evaluate, evaluate_run
+    returns = evaluate_run("runs/CartPole-v1__ppo__1__1700000000", episodes=10, deterministic=True)
+
+plays a run as well, and `evaluate` a model of which only the weights are there. Exit codes: 0 played, 2 wrong usage.
 """
 
 import argparse
 import inspect
 import json
+import os
+import shutil
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
+import tempfile
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
 
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
+FILMING = ("record_video", "record_game", "film_game", "film_match", "film_level", "film_episode")
 
 
 def fail(message):
@@ -53,24 +63,143 @@ def default_device(module, cpu=False):
     return module.jax.devices("cpu" if cpu else None)[0]
 
 
-def evaluate_run(run_dir, episodes=10, seed=None, cpu=False):
-    """The undiscounted returns of some episodes of the saved policy of a run."""
+def open_envs(module, args, **options):
+    """The environments of a run; what they take beyond `options` is a flag (levels, ...) or has a default."""
+    options = args | {"life_loss": False, "capture_video": False, "run_name": ""} | options
+    known = inspect.signature(module.make_envs).parameters
+    try:
+        return module.make_envs(**{name: options[name] for name in known if name in options})
+    except (ImportError, OSError, RuntimeError, ValueError, module.gym.error.Error) as error:
+        fail(error)
+
+
+def load_mode(module, run_dir, envs, device, deterministic=None):
+    """The policy of a run in one of its modes, by default in the one that the file evaluates itself."""
+    mode = {} if deterministic is None else {"deterministic": deterministic}
+    if mode.keys() - inspect.signature(module.load_policy).parameters.keys():
+        fail(f"{run_dir} was made by a version of {module.__name__}.py that has one mode only: name none")
+    return module.load_policy(Path(run_dir), envs, device, **mode)
+
+
+def film(module, args, run_dir, device, seed, deterministic, path):
+    """Film an episode with the means that the file has: a function of its own, or its environments."""
+    if hasattr(module, "torch"):
+        module.torch.manual_seed(seed)
+    players = 2 if hasattr(module, "pettingzoo") else 1
+    by_file = next((getattr(module, name) for name in FILMING if hasattr(module, name)), None)
+    with tempfile.TemporaryDirectory() as folder:
+        envs = open_envs(module, args, num_envs=players, seed=seed, capture_video=not by_file, run_name=folder)
+        policy = load_mode(module, run_dir, envs, device, deterministic)
+        films = Path(folder, "videos")
+        for _ in range(100):  # a file that makes clips of many steps may need several episodes for one
+            if by_file is None:
+                module.evaluate(policy, envs, seed=seed)
+            else:
+                options = {"policy": policy, "envs": envs, "env_id": args["env_id"], "seed": seed}
+                options |= {"path": films / "film.mp4", "levels": {"distribution_mode": args.get("distribution_mode")}}
+                by_file(**{name: options[name] for name in inspect.signature(by_file).parameters})
+            if made := sorted(films.glob("*.mp4")):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(made[0], path)
+                return
+    fail("100 episodes were too short for a clip: leave --capture-video out")
+
+
+def check_filming(module, args):
+    """End with one line what --capture-video cannot film."""
+    if find_spec("moviepy") is None:
+        fail("--capture-video needs moviepy: pip install moviepy")
+    if "capture_video" not in args:
+        fail(f"{module.__name__}.py cannot film: leave --capture-video out")
+    if any(hasattr(module, name) for name in FILMING):
+        return
+    envs = open_envs(module, args, num_envs=1)
+    if "rgb_array" not in getattr(envs, "metadata", {}).get("render_modes", []):
+        if not hasattr(getattr(envs, "simulator", None), "render"):
+            fail(f"{args['env_id']} cannot render images: leave --capture-video out")
+    envs.close()
+
+
+def evaluate_run(
+    run_dir, episodes=10, seed=None, cpu=False, deterministic=None, capture_video=False, video_folder=None
+):
+    """The undiscounted returns of some episodes of the saved policy of a run; in games of two players, (episodes, 2).
+
+    `capture_video` films one more episode, with the seed of the first, as eval-SEED.mp4 in `video_folder` or the run's.
+    """
+    if capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     module, args = load_run(run_dir)
     seed = args["seed"] + HELD_OUT if seed is None else seed
     device = default_device(module, cpu)
+    args["cuda"] = args.get("cuda", True) and not cpu
+    if capture_video:
+        check_filming(module, args)
+        path = Path(video_folder or Path(run_dir, "videos"), f"eval-{seed}.mp4")
+        try:
+            film(module, args, run_dir, device, seed, deterministic, path)
+        except (ImportError, module.gym.error.Error) as error:
+            fail(f"--capture-video: {error}")
+        print(f"Film: {path}")
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
-    # what a file's environments take beyond their number is a flag of its own (levels, lives, ...) or has a default
-    options = args | {"num_envs": episodes, "seed": seed, "life_loss": False, "capture_video": False}
-    options |= {"run_name": "", "cuda": args.get("cuda", True) and not cpu}
-    known = inspect.signature(module.make_envs).parameters
-    try:
-        envs = module.make_envs(**{name: options[name] for name in known if name in options})
-    except (ImportError, OSError, RuntimeError, ValueError, module.gym.error.Error) as error:
-        fail(error)
-    returns = module.evaluate(module.load_policy(Path(run_dir), envs, device), envs, seed=seed)
+    players = 2 if hasattr(module, "pettingzoo") else 1
+    envs = open_envs(module, args, num_envs=episodes * players, seed=seed)
+    returns = np.asarray(module.evaluate(load_mode(module, run_dir, envs, device, deterministic), envs, seed=seed))
     envs.close()
-    return np.asarray(returns)
+    return returns.reshape(-1, players) if players > 1 else returns
+
+
+def evaluate(model_path, make_env, env_id, eval_episodes, run_name, Model, device, epsilon=0.05, capture_video=True):
+    """The returns of some episodes of a model of which only the weights are there, such as one from a hub:
+
+    from cleanrl.dqn import QNetwork, make_env
+    evaluate("model.safetensors", make_env, "CartPole-v1", 10, "eval", QNetwork, device="cpu", epsilon=0.05)
+
+    Works with the Q-networks of dqn.py and pqn.py, which then act at random at the rate `epsilon`, and with agents that
+    have `get_action(obs)`, such as those of ppo.py and ppo_continuous_action.py, which draw their actions. Any other
+    model: `evaluate_run`. Films go to runs/`run_name`/videos. Weights are read from safetensors only, nothing is
+    unpickled.
+    """
+    import gymnasium as gym
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(model_path, str(device))
+    except SafetensorError as error:
+        raise ValueError(f"{model_path} is not a safetensors file, and nothing else is loaded: {error}") from None
+    by_hand = gym.vector.AutoresetMode.DISABLED
+    envs = gym.vector.SyncVectorEnv([make_env(env_id, HELD_OUT, 0, capture_video, run_name)], autoreset_mode=by_hand)
+    model = Model(envs).to(device)
+    model.load_state_dict(weights)
+    model.eval()
+    rng = np.random.default_rng(HELD_OUT)
+
+    @torch.no_grad()
+    def act(obs):
+        obs = torch.tensor(obs, dtype=torch.float32, device=device)
+        if hasattr(model, "get_action"):
+            return model.get_action(obs).cpu().numpy()
+        q_values = model(obs)
+        if q_values.shape != (1, getattr(envs.single_action_space, "n", None)):
+            raise ValueError(f"{Model.__name__} does not return one value for each action: use evaluate_run")
+        return rng.integers(q_values.shape[1], size=1) if rng.random() < epsilon else q_values.argmax(1).cpu().numpy()
+
+    episodic_returns = []
+    with torch.random.fork_rng([device] if "cuda" in str(device) else []):
+        torch.manual_seed(HELD_OUT)
+        for episode in range(eval_episodes):
+            (obs, _), episodic_return, done = envs.reset(seed=HELD_OUT + episode), 0.0, False
+            while not done:
+                obs, (reward,), (terminated,), (truncated,), _ = envs.step(act(obs))
+                episodic_return += float(reward)
+                done = terminated or truncated
+            print(f"eval_episode={episode}, episodic_return={episodic_return}")
+            episodic_returns.append(episodic_return)
+    envs.close()
+    return episodic_returns
 
 
 def main():
@@ -82,16 +211,32 @@ def main():
         "--episodes", type=int, default=10, help="episodes, one per environment (default: 10; in Godot one per agent)"
     )
     parser.add_argument("--seed", type=int, help="seed (default: that of the run plus 2**30, never used to train)")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--deterministic", action="store_true", help="take the likeliest action, the mean or the best")
+    modes.add_argument("--stochastic", action="store_true", help="draw actions, or act with the noise of training")
+    parser.add_argument("--capture-video", action="store_true", help="film an episode more, with the seed of the first")
+    parser.add_argument("--video-folder", type=Path, help="folder of the film (default: videos/ of the run)")
+    parser.add_argument("--output", type=Path, help="write the returns to this JSON file, too")
     parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
     args = parser.parse_args()
     if args.episodes < 1:
         fail("--episodes must be at least 1")
-    returns = evaluate_run(args.run_dir, args.episodes, args.seed, args.cpu)
-    if load_args(args.run_dir).get("num_seeds", 1) > 1:
+    if args.output and not args.output.absolute().parent.is_dir():
+        fail(f"--output {args.output}: there is no folder {args.output.parent}")
+    deterministic = args.deterministic if args.deterministic or args.stochastic else None
+    video = {"capture_video": args.capture_video or bool(args.video_folder), "video_folder": args.video_folder}
+    returns = evaluate_run(args.run_dir, args.episodes, args.seed, args.cpu, deterministic, **video)
+    flags = load_args(args.run_dir)
+    if flags.get("num_seeds", 1) > 1:
         print("Of the seeds that this run trained side by side, the first:")
     for i, episode in enumerate(returns):
         print(f"episode {i}: return {np.round(episode, 2)}")
     print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
+    if args.output:
+        seed = flags["seed"] + HELD_OUT if args.seed is None else args.seed
+        result = {"run_dir": str(args.run_dir), "seed": seed, "deterministic": deterministic}
+        result |= {"returns": returns.tolist(), "mean": returns.mean(0).tolist(), "std": returns.std(0).tolist()}
+        args.output.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

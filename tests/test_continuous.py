@@ -151,6 +151,44 @@ def test_deviations_keep_within_their_range(name):
     assert (abs(actor_at(name, [0.0, 0, 0, 0])[1] + 1.5) < 3.5).all()
 
 
+@each_text("Actor", "load_policy", which=continuous_control)
+def test_modes_of_a_loaded_policy(name, tmp_path):
+    """Without noise the mean, squashed where the file squashes; with it the noise of training, within the bounds."""
+    module, rng = load(name), np.random.default_rng(0)
+    obs, z = rng.normal(size=(1, 3)).astype(np.float32).repeat(20_000, axis=0), rng.normal(size=(20_000, 2))
+    if uses(name, "torch"):
+        torch.manual_seed(0)
+        actor, device = module.Actor(own_bounds()), "cpu"
+        saved = {f"actor.{key}": value for key, value in actor.state_dict().items()}
+        with torch.no_grad():
+            out = actor(torch.from_numpy(obs[:1]))
+    else:
+        import jax
+
+        actor, device = module.Actor(LOW, HIGH), jax.devices("cpu")[0]
+        params = actor.init(jax.random.key(0), obs[:1])
+        saved, out = module.flatten_dict({"actor": params}, sep="."), actor.apply(params, obs[:1])
+    module.save_file(saved, tmp_path / "model.safetensors")
+    (tmp_path / "args.json").write_text('{"exploration_noise": 0.5}')
+
+    def play(**mode):
+        return module.load_policy(tmp_path, own_bounds(), device, **mode)(obs)
+
+    if defines(name, "def squashed_logprob("):
+        mean, log_std = (np.asarray(x, dtype=float) for x in out)
+        likeliest, expected = (LOW + (np.tanh(x) + 1) * HALF for x in (mean, mean + np.exp(log_std) * z))
+    else:
+        likeliest = np.asarray(out, dtype=float)
+        expected = np.clip(likeliest + 0.5 * HALF * z, LOW, HIGH)
+    np.testing.assert_allclose(play(deterministic=True), likeliest.repeat(len(obs), axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(play(), play(deterministic=True))
+    drawn, shares = play(deterministic=False), [0.1, 0.25, 0.5, 0.75, 0.9]
+    assert drawn.dtype == np.float32 and (drawn >= LOW).all() and (drawn <= HIGH).all()
+    difference = np.quantile(drawn, shares, axis=0) - np.quantile(expected, shares, axis=0)
+    assert (np.abs(difference) < 0.04 * HALF).all()
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03, "dimensions share their noise"
+
+
 @each_text("Linears", which=lambda name: defines(name, "class Linears("))
 def test_layers_side_by_side_are_layers(name):
     module = load(name)

@@ -1,15 +1,22 @@
-"""python -m cleanrl_utils.evaluate plays the saved model of a run folder, whichever file made it."""
+"""python -m cleanrl_utils.evaluate plays the saved model of a run folder, whichever file made it.
 
+test_smoke plays the policy of every file in both modes.
+"""
+
+import json
+import os
 import re
 import subprocess
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import FILES, ROOT, environment, raw_scalars, require_for, run, run_dir, script, smoke
+from conftest import FILES, ROOT, environment, load, raw_scalars, require, require_for, run, run_dir, script, smoke
 
 # for each backend; with memory; with a game that has lives; whose policy is deterministic
 PLAYED = ["ppo", "ppo_continuous_action_lstm", "ppo_atari_envpool", "sac_continuous_action_jax", "ppo_trxl", "ppo_jax"]
+FILMED = ["ppo", "ppo_atari_envpool", "ppo_jax"]  # by the environments; by a function of the file, of two signatures
 
 
 def play(*argv, cwd, code=0):
@@ -20,6 +27,13 @@ def play(*argv, cwd, code=0):
     return done.stdout if code == 0 else done.stderr
 
 
+def check_film(path):
+    from moviepy import VideoFileClip
+
+    with VideoFileClip(str(path)) as clip:
+        assert clip.n_frames >= 5 and clip.get_frame(0).std() > 0
+
+
 @pytest.mark.parametrize("name", [name for name in PLAYED if name in FILES])
 def test_plays(name, tmp_path):
     require_for(name)
@@ -28,14 +42,94 @@ def test_plays(name, tmp_path):
     first = play(folder, cwd=tmp_path)
     returns = [float(value) for value in re.findall(r"episode \d+: return (.+)", first)]
     assert len(returns) == 10 and f"Mean return of 10 episodes: {np.mean(returns):.1f}"[:-2] in first
-    assert play(folder, cwd=tmp_path) == first, "the same seed, another result"
+    again = play(folder, *["--capture-video"] * (name in FILMED), cwd=tmp_path)
+    assert again.endswith(first), "the same seed, another result"
+    if name in FILMED:
+        require("moviepy")
+        film = folder / f"videos/eval-{1 + 2**30}.mp4"
+        assert again == f"Film: {film}\n{first}" and os.listdir(tmp_path / folder / "videos") == [film.name]
+        check_film(tmp_path / film)
+    else:
+        assert again == first and not (tmp_path / folder / "videos").exists()
     if name == "sac_continuous_action_jax":
         logged = [value for tag, _, value in raw_scalars(run_dir(tmp_path)) if tag == "eval/episodic_return"]
         assert returns == pytest.approx(logged, abs=0.01), "not the policy that the file evaluated"
 
 
-def test_wrong_usage(tmp_path):
+def test_modes_and_wrong_usage(tmp_path):
     assert "no-such-run is not a run with a model" in play("no-such-run", cwd=tmp_path, code=2)
-    run(script("ppo"), *smoke("ppo"), cwd=tmp_path)
-    assert "--save-model" in play(run_dir(tmp_path), cwd=tmp_path, code=2)
-    assert "--episodes" in play(run_dir(tmp_path), "--episodes", 0, cwd=tmp_path, code=2)
+    run(script("ppo"), *smoke("ppo", seed=3), "--save-model", cwd=tmp_path)
+    folder, played = run_dir(tmp_path), {}
+    for mode in [], ["--stochastic"], ["--deterministic"], ["--deterministic", "--seed", 4]:
+        play(folder, *mode, "--episodes", 3, "--output", "result.json", cwd=tmp_path)
+        played[tuple(mode)] = result = json.loads((tmp_path / "result.json").read_text())
+        assert len(result["returns"]) == 3 and result["mean"] == pytest.approx(np.mean(result["returns"]))
+        assert result["seed"] == (4 if "--seed" in mode else 3 + 2**30)
+    usual, stochastic, deterministic, other = (result["returns"] for result in played.values())
+    assert usual == stochastic != deterministic != other, "ppo.py evaluates with draws"
+
+    assert "not allowed with" in play(folder, "--deterministic", "--stochastic", cwd=tmp_path, code=2)
+    assert "--episodes" in play(folder, "--episodes", 0, cwd=tmp_path, code=2)
+    assert "there is no folder no" in play(folder, "--output", "no/result.json", cwd=tmp_path, code=2)
+    text = (folder / "ppo.py").read_text()
+    (folder / "ppo.py").write_text(text.replace("device, deterministic=False):", "device):\n    deterministic = False"))
+    play(folder, "--episodes", 1, cwd=tmp_path)
+    assert "has one mode only" in play(folder, "--deterministic", cwd=tmp_path, code=2), "of an older version"
+    (folder / "model.safetensors").unlink()
+    assert "--save-model" in play(folder, cwd=tmp_path, code=2)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_the_call_of_the_release_post(name, tmp_path, monkeypatch):
+    """Episodes one after the other in one environment, with held-out seeds; nothing but safetensors is loaded."""
+    import torch
+
+    require("moviepy")
+    from cleanrl_utils.evaluate import evaluate
+
+    module = load(name)
+    monkeypatch.chdir(tmp_path)
+    envs = module.make_envs("CartPole-v1", 1, 0)
+    torch.manual_seed(0)
+    model = module.QNetwork(envs) if name == "dqn" else module.Agent(envs)
+    module.save_file(model.state_dict(), "model.safetensors")
+    call = {"make_env": module.make_env, "env_id": "CartPole-v1", "eval_episodes": 4, "run_name": "eval"}
+    call |= {"Model": type(model), "device": torch.device("cpu"), "capture_video": False}
+
+    def play(**changes):
+        return evaluate("model.safetensors", **call | changes)
+
+    returns = play()
+    assert returns == play() and len(returns) == 4, "the same seed, another result"
+    assert not (tmp_path / "runs").exists()
+    if name == "dqn":
+        expected, env = [], gym.make("CartPole-v1")
+        for i in range(4):
+            (obs, _), done = env.reset(seed=2**30 + i), False
+            expected.append(0.0)
+            while not done:
+                with torch.no_grad():
+                    action = model(torch.from_numpy(obs)[None]).argmax().item()
+                obs, reward, terminated, truncated, _ = env.step(action)
+                expected[-1] += reward
+                done = terminated or truncated
+        assert play(epsilon=0) == expected and play(epsilon=0.9) != expected
+        module.save_file(torch.nn.Linear(4, 5).state_dict(), "model.safetensors")
+        with pytest.raises(ValueError, match="one value for each action"):
+            play(Model=lambda envs: torch.nn.Linear(4, 5), epsilon=0)
+    else:
+        play(eval_episodes=1, capture_video=True)
+        (film,) = (tmp_path / "runs/eval/videos").glob("*.mp4")
+        check_film(film)
+
+    class Malicious:
+        def __reduce__(self):
+            return os.mkdir, ("executed",)
+
+    torch.save(Malicious(), "q_network.pth")
+    os.replace("q_network.pth", "model.safetensors")  # under either name
+    torch.save(Malicious(), "q_network.pth")
+    for path in "model.safetensors", "q_network.pth":
+        with pytest.raises(ValueError, match="not a safetensors file"):
+            evaluate(path, **call)
+    assert not (tmp_path / "executed").exists()

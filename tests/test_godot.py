@@ -173,6 +173,8 @@ def test_actions_follow_the_distributions():
     torch.testing.assert_close(actions[:, 1:].mean(0), mean, rtol=0, atol=0.02 * std.max().item())
     torch.testing.assert_close(actions[:, 1:].std(0), std, rtol=0.02, atol=0)
     assert (torch.corrcoef(actions.T) - torch.eye(3)).abs().max() < 0.02, "parts share their noise"
+    likeliest = agent.get_action(obs, deterministic=True).detach()[0]
+    torch.testing.assert_close(likeliest, torch.cat([logits.argmax(0, keepdim=True), mean]))
 
 
 # ONNX

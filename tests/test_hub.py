@@ -113,6 +113,26 @@ def test_round_trip(hub, trained, tmp_path):
     )
 
 
+def test_a_file_hands_its_run_over(hub, tmp_path):
+    """--upload-model pushes the finished folder; if that fails, the run does not, and says what is left to do."""
+    require_for("dqn")
+    names = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
+    env = environment(**names, PYTHONPATH=str(ROOT))
+    flags = [flag for flag in TRAIN if flag != "--save-model"]
+    done = run(script("dqn"), *flags, "--upload-model", cwd=tmp_path, env=env)
+    folder = run_dir(tmp_path)
+    assert f"{folder.relative_to(tmp_path)} is in {NAME}\n" in done.stdout and "To push it" not in done.stdout
+    pushed = hub.repositories[NAME].commits[-1][1]
+    for path in "model.safetensors", "args.json", "dqn.py", next(folder.glob("events*")).name:
+        assert pushed[path] == (folder / path).read_bytes(), "what was pushed was not finished"
+    assert TOKEN not in done.stdout + done.stderr
+
+    flags = "--resume", folder, "--hf-entity", "someone"
+    done = run(script("dqn"), *flags, cwd=tmp_path, env=env | {"HF_TOKEN": "hf_wrong"})
+    assert f"python -m cleanrl_utils.hub push {folder} --entity someone\n" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_card_of_a_run_without_evaluation(trained, tmp_path):
     """The last 100 episodes of training, and it says so; paths of the machine are cut."""
     require("yaml")

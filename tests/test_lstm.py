@@ -146,7 +146,11 @@ def test_drawn_actions_follow_the_policy(name):
     draws, obs, state = 10_000, obs[0, :1], state[:, :1]
     policy = distribution(agent, agent(obs[None], state, torch.zeros(1, 1))[0][0, 0])
     same = obs.expand(draws, *obs.shape[1:]), state.expand(2, draws, 128), torch.zeros(draws)
-    drawn, _ = agent.get_action(*same)
+    drawn, after = agent.get_action(*same)
+    likeliest, after_likeliest = agent.get_action(*same, deterministic=True)
+    mode = policy.probs.argmax() if defines(name, "Conv2d") else policy.mean
+    torch.testing.assert_close(likeliest, mode.expand(likeliest.shape))
+    torch.testing.assert_close(after_likeliest, after)
     if defines(name, "Conv2d"):
         expected = draws * policy.probs.double()
         chi_square = ((drawn.bincount(minlength=3) - expected) ** 2 / expected).sum()

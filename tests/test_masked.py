@@ -79,18 +79,22 @@ def test_probabilities_are_those_of_the_valid_choices_alone(name, env_id):
 @pytest.mark.parametrize("env_id", ENVS)
 def test_draws(name, env_id):
     """Each dimension by itself follows the softmax over its valid choices."""
-    agent, obs, valid = agent_and_observations(name, env_id, rows=1)
+    agent, obs, valid = agent_and_observations(name, env_id, rows=20)
+    row = next(i for i, dimensions in enumerate(valid) if all(1 < x.sum() < len(x) for x in dimensions))
+    obs, valid = obs[row : row + 1], valid[row]
     agent.actor[-1].weight.data.zero_()
     agent.actor[-1].bias.data.copy_(torch.linspace(-1, 1, len(agent.actor[-1].bias)))
     width, draws = max(ENVS[env_id]), 40_000
     actions = agent.get_action(obs.expand(draws, -1))
-    assert actions.shape == (draws, len(valid[0]))
-    for i, dimension in enumerate(valid[0]):
+    assert actions.shape == (draws, len(valid))
+    for i, dimension in enumerate(valid):
         logits = agent.actor[-1].bias.detach()[i * width : i * width + len(dimension)]
         expected = torch.where(dimension, logits, -torch.inf).softmax(0)
         shares = actions[:, i].bincount(minlength=len(dimension)) / draws
         assert (shares[~dimension] == 0).all()
         torch.testing.assert_close(shares, expected, rtol=0, atol=0.012)
+        likeliest = agent.get_action(obs.expand(100, -1), deterministic=True)[:, i]
+        assert (likeliest == expected.argmax()).all(), "not the likeliest of the valid choices"
 
 
 @masks

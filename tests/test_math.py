@@ -95,6 +95,7 @@ def test_discrete_actions_follow_the_softmax(name):
     expected = draws * logits.double().softmax(0)
     chi_square = ((counts - expected) ** 2 / expected).sum().item()
     assert chi_square < 16.3  # the 99.9 % quantile with 3 degrees of freedom
+    assert (agent.get_action(torch.zeros(100, 4), deterministic=True) == 2).all(), "not the likeliest"
 
 
 @each(lambda name: defines(name, "actor_logstd") and not (defines(name, "self.hidden_gates") or masked(name)))
@@ -110,6 +111,7 @@ def test_continuous_actions_follow_the_gaussian(name):
     torch.testing.assert_close(actions.std(0), std, rtol=0.02, atol=0)
     correlation = torch.corrcoef(actions.T) - torch.eye(3)
     assert correlation.abs().max() < 0.02, "dimensions share their noise"
+    torch.testing.assert_close(agent.get_action(obs, deterministic=True).detach()[0], mean)
 
 
 @each(

@@ -1,7 +1,10 @@
 """Sum tree, prioritised draws, n-step returns, noise and the update of Rainbow against slow, obvious texts."""
 
+import json
 import math
+from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import each, inspect_run, load, require, require_for, run_dir, script, smoke, tensorboard_scalars, uses
@@ -304,6 +307,21 @@ def test_noise_has_the_moments_of_factorised_noise(name):
     variance = moment * (moment * (layer.weight_sigma**2 @ x[0] ** 2) + layer.bias_sigma**2)
     np.testing.assert_allclose(y.mean(0), (layer.weight @ x[0] + layer.bias).detach(), atol=0.02)
     np.testing.assert_allclose(y.var(0), variance.detach(), rtol=0.03)
+
+
+@noisy
+def test_a_loaded_policy_without_noise_has_the_means_of_the_weights(name, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    module, flags = load(name), {"n_atoms": 5, "v_min": -1, "v_max": 1}
+    envs = SimpleNamespace(single_action_space=gym.spaces.Discrete(6))
+    module.save_file(module.QNetwork(envs, 5).state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "args.json").write_text(json.dumps(flags))
+    obs = np.random.default_rng(0).integers(256, size=(20, 4, 84, 84), dtype=np.uint8)
+    policies = [module.load_policy(tmp_path, envs, "cpu", deterministic=mode) for mode in (True, False)]
+    greedy, noisy_actions = (policy(obs) for policy in policies)
+    monkeypatch.setattr(module.NoisyLinear, "forward", torch.nn.Linear.forward)
+    np.testing.assert_array_equal(greedy, policies[1](obs))
+    assert (greedy != noisy_actions).any()
 
 
 @noisy

@@ -89,15 +89,17 @@ def test_loaded_policy_is_stochastic_and_repeatable(tmp_path):
     agent = torch.nn.ModuleDict({"actor": module.Actor(envs(4)), "qf": module.SoftQNetwork(envs(4))})
     obs = np.random.default_rng(0).integers(256, size=(1, 4, 84, 84), dtype=np.uint8).repeat(50, axis=0)
 
-    def play():
+    def play(**mode):
         module.save_file(agent.state_dict(), tmp_path / "model.safetensors")
-        policy = module.load_policy(tmp_path, envs(4), "cpu")
+        policy = module.load_policy(tmp_path, envs(4), "cpu", **mode)
         return np.stack([policy(obs) for _ in range(2)])
 
     with torch.no_grad():
         agent["actor"].network[-1].weight.mul_(0.1)
         first, again = play(), play()
         assert (first == again).all() and (first[0] != first[1]).any() and set(first.flat) == {0, 1, 2, 3}
+        likeliest = agent["actor"](torch.from_numpy(obs[:1])).argmax().item()
+        assert (play(deterministic=True) == likeliest).all(), "not the likeliest action"
         agent["actor"].network[-1].bias[2] = 1000.0
         assert (play() == 2).all(), "these are not the weights that were saved"
 

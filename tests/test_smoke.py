@@ -61,6 +61,10 @@ STATE = """
 result |= {"args": vars(args), "global_step": global_step, "globals": sorted(globals())}
 observation, _ = eval_envs.reset(seed=3)
 result["actions"] = load_policy(run_dir, eval_envs, globals().get("device"))(observation)
+for mode in "deterministic", "stochastic":
+    policy = load_policy(run_dir, eval_envs, globals().get("device"), deterministic=mode == "deterministic")
+    first = policy(observation).copy()
+    result[mode] = any((policy(observation) != first).any() for _ in range(50))
 columns = act_action.shape[1:] if isinstance(eval_envs.single_action_space, gym.spaces.Tuple) else None
 result["action_shape"] = (10, *(columns or eval_envs.single_action_space.shape))
 result["compiled"] = getattr(globals().get("learn"), "_cache_size", int)()
@@ -70,11 +74,13 @@ result["compiled"] = getattr(globals().get("learn"), "_cache_size", int)()
 @each()
 def test_smoke(name, tmp_path):
     require_for(name)
-    argv = [*smoke(name), "--save-model"]
+    argv = [*smoke(name), "--upload-model", "--hf-entity", "someone"]
     torch = uses(name, "torch")
     loss, loss_tag = LOSSES.get(family(name), ("td_loss", "losses/td_loss"))
     before = RECORD.replace("LOSS", loss) if torch else ""
-    copy, alone = shutil.copy(script(name), tmp_path), environment(PYTHONPATH=None)
+    copy, alone = shutil.copy(script(name), tmp_path), environment(PYTHONPATH=str(tmp_path / "path"))
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/sitecustomize.py").write_text("import sys; sys.modules['cleanrl_utils'] = None")  # not installed
     if "--env-id tensor_sims:" in LINEAGE[name]["smoke"]:  # a simulator of the user's own lies beside the file
         shutil.copy(TESTS / "tensor_sims.py", tmp_path)
     result = inspect_run(copy, *argv, cwd=tmp_path, before=before, after=STATE, env=alone)
@@ -84,11 +90,16 @@ def test_smoke(name, tmp_path):
         assert result["compiled"] == 2, "what `learn` takes and what it returns are not of the same types"
     assert result["global_step"] == smoke_total(name)
     assert result["actions"].shape == result["action_shape"]
+    assert not result["deterministic"], "one observation, two actions"
+    assert result["stochastic"], "always the same action"
     assert {"args", "envs", "writer"} <= set(result["globals"])
     assert not torch or any(key.endswith("optimizer") for key in result["globals"])
 
     last = result["stdout"].strip().splitlines()[-1]
     assert str(folder.relative_to(tmp_path)) in last and "tensorboard --logdir" in last
+
+    push = f"python -m cleanrl_utils.hub push {folder.relative_to(tmp_path)} --entity someone\n"
+    assert push in result["stdout"] and "Traceback" not in result["stderr"], "what is left to do without the tools"
 
     scalars = raw_scalars(folder)
     tags = {tag for tag, _, _ in scalars}

@@ -147,6 +147,7 @@ def test_drawn_actions_follow_each_branch():
     inputs = torch.randn(draws, 3), torch.zeros(draws, 4, 2, 8), torch.zeros(draws, dtype=torch.long)
     actions, _ = agent.get_action(*inputs)
     assert actions.shape == (draws, 2)
+    assert (agent.get_action(*inputs, deterministic=True)[0] == torch.tensor([2, 0])).all(), "not the likeliest"
     for i, bias in enumerate(logits):
         shares = actions[:, i].bincount(minlength=len(bias)) / draws
         torch.testing.assert_close(shares, bias.softmax(0), rtol=0, atol=0.012)
