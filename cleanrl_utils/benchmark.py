@@ -47,24 +47,30 @@ def read_suite(path):
     except (OSError, tomllib.TOMLDecodeError) as error:
         fail(f"--suite {path}: {error}")
     runs = suite.pop("run", [])
+    if not isinstance(runs, list):
+        fail(f"{path} has [run]: write [[run]], of which there may be several")
     for table in [suite, *runs]:
         if unknown := table.keys() - SUITE_KEYS:
             fail(f"{path} has {', '.join(sorted(unknown))}; a suite knows {', '.join(sorted(SUITE_KEYS))} and [[run]]")
     runs = [suite | run for run in runs]
-    if not runs or any(not run.get("commands") or not run.get("env_ids") for run in runs):
-        fail(f"{path} needs tables [[run]] with commands and env_ids")
+    for run in runs or [{}]:
+        if not all(isinstance(run.get(key), list) and run[key] for key in ("commands", "env_ids")):
+            fail(f"{path} needs tables [[run]] with commands = [...] and env_ids = [...]")
     return runs
 
 
 def check_command(command):
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        fail(f"the command {command} cannot be read: {error}")
     script = cells.script_of(words)[1]
     if not words or shutil.which(words[0]) is None:
         fail(f"there is no program {' '.join(words[:1]) or '(empty)'!r} to start --command with")
     if script and not Path(script).is_file():
         fail(f"there is no {script} in {Path.cwd()}: start this in the root of the repository")
     for flag in ("--env-id", "--seed", "--resume"):
-        if any(word == flag or word.startswith(f"{flag}=") for word in words):
+        if any(word.split("=")[0].replace("_", "-") == flag for word in words):
             fail(f"the command has {flag}, which is added for each cell: --env-ids, --num-seeds, --start-seed")
 
 
@@ -81,7 +87,10 @@ def make_cells(options):
             for env_id in run["env_ids"]:
                 for seed in range(first, first + number):
                     cell = cells.make_cell(command, env_id, seed)
-                    found[cell["id"]] = cell
+                    other = found.setdefault(cells.same_words(cell["command"]), cell)
+                    if other["id"] != cell["id"]:
+                        ours, theirs = shlex.join(cell["command"]), shlex.join(other["command"])
+                        fail(f"tell these two apart with --exp-name, or their runs are mistaken: {ours} | {theirs}")
     return list(found.values())
 
 
@@ -187,7 +196,18 @@ def run_local(matrix_path, board, options):
         waiting.put((index, 0))
     workers = min(options.workers, len(board.todo()))
     gpus, limits = visible_gpus(), thread_limits(workers)
-    stopping, processes = threading.Event(), {}
+    stopping, processes, signals = threading.Event(), {}, []
+
+    def run(index, slot, env):
+        """One start of a cell: its exit code, and what it complained of."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        command = command_of(matrix_path, index)
+        process = subprocess.Popen(command, env=env, start_new_session=True, text=True, **pipes)
+        processes[slot] = process
+        if stopping.is_set():
+            process.terminate()
+        _, errors = process.communicate()
+        return 128 - process.returncode if process.returncode < 0 else process.returncode, errors.strip()
 
     def work(slot):
         env = os.environ | limits | gpu_share(slot, workers, gpus, options.gpus_per_cell)
@@ -197,14 +217,10 @@ def run_local(matrix_path, board, options):
             except queue.Empty:
                 return
             board.set(index, "running")
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-            command = command_of(matrix_path, index)
-            process = subprocess.Popen(command, env=env, start_new_session=True, text=True, **pipes)
-            processes[slot] = process
-            if stopping.is_set():
-                process.terminate()
-            _, errors = process.communicate()
-            code = 128 - process.returncode if process.returncode < 0 else process.returncode
+            try:
+                code, errors = run(index, slot, env)
+            except Exception as error:  # such as too many open files: a cell that was not run has failed
+                code, errors = 1, repr(error)
             again = code == cells.INTERRUPTED or code > 128
             if code == 0:
                 board.set(index, "done")
@@ -214,24 +230,32 @@ def run_local(matrix_path, board, options):
                 board.set(index, "waiting")
                 waiting.put((index, attempts + 1))
             else:
-                board.set(index, "failed", errors.strip() or f"exit code {code}")
+                board.set(index, "failed", errors or f"exit code {code}")
 
-    def stop(*received):
-        if not stopping.is_set():
+    def stop():
+        """Ask the cells to stop; the second time, kill them and their runs."""
+        kill = stopping.is_set()
+        stopping.set()  # before the processes are looked at: one that starts now looks at this
+        if not kill:
             board.clear()
             print("Stopping: the runs write their checkpoints. Once more to kill them.", flush=True)
-        for process in processes.values():
-            (process.kill if stopping.is_set() else process.terminate)()
-        stopping.set()
+        for process in list(processes.values()):
+            if process.returncode is None and kill:
+                os.killpg(process.pid, signal.SIGKILL)
+            elif process.returncode is None:
+                process.terminate()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, lambda *received: signals.append(received))
     start = time.time()
     threads = [threading.Thread(target=work, args=[slot], daemon=True) for slot in range(workers)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        next(thread for thread in threads if thread.is_alive()).join(1.0)
+        next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.2)
+        if signals:
+            signals.clear()
+            stop()
         board.draw()
     board.clear()
     wall = time.time() - start
@@ -315,7 +339,9 @@ def main():
         print("\nInterrupted. The same command goes on from here.")
     elif board.count("failed"):
         print("\nThe same command tries those that failed again.")
-    sys.exit(cells.INTERRUPTED if interrupted else 1 if board.count("failed") else 0)
+    detached = options.engine == "slurm" and options.slurm_detach
+    missing = board.count("failed") if detached else len(board.todo())
+    sys.exit(cells.INTERRUPTED if interrupted else 1 if missing else 0)
 
 
 if __name__ == "__main__":

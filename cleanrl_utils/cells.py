@@ -22,6 +22,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,14 +52,18 @@ def make_cell(command, env_id, seed):
 def write_json(path, value):
     """Whole or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2))
+    with temporary.open("w") as file:
+        file.write(json.dumps(value, indent=2))
+        file.flush()
+        os.fsync(file.fileno())  # or the name may outlive a power cut without the content
     os.replace(temporary, path)
 
 
 def read_json(path):
+    """The content of a file, or None if it is not there or not whole."""
     try:
         return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 
@@ -76,21 +81,30 @@ def lock(folder, wait=True):
         return file
     except BlockingIOError:
         file.close()
+    except OSError as error:
+        sys.exit(f"cells: the file system of {folder} has no locks ({error}): choose another folder with --state")
+
+
+def same_words(command):
+    """What a run writes down of its command, whatever has started it: the script and the words after it."""
+    script, _ = script_of(command)
+    return shlex.join(command[script or 0 :])
 
 
 def find_run(cell, since):
-    """The run folder that a cell's command has made since a time: its command.txt begins with the same words."""
-    script, _ = script_of(cell["command"])
-    words = shlex.join(cell["command"][script or 0 :])
-    found = []
+    """The run folder that a cell's command has made since a time: the same words, and the same text of the script."""
+    script, words, found = script_of(cell["command"])[1], same_words(cell["command"]), []
     for folder in Path("runs").glob(f"*__{cell['seed']}__*"):
         begun = folder.name.rsplit("__", 1)[1]
-        if begun.isdecimal() and int(begun) >= int(since):
-            command = folder / "command.txt"
-            first = command.read_text().split("\n", 1)[0] if command.exists() else ""
-            if first == words or first.endswith(f" {words}"):
-                found.append((any(folder.glob("checkpoint.*")), int(begun), folder))
-    return max(found)[2] if found else None  # one with a checkpoint, the newest of those
+        command, copy = folder / "command.txt", folder / Path(script or "none").name
+        if not begun.isdecimal() or int(begun) < int(since) or not command.exists():
+            continue
+        first = command.read_text().split("\n", 1)[0]
+        if copy.exists() and hashlib.sha256(copy.read_bytes()).hexdigest() != cell["script_sha"]:
+            continue
+        if first == words or first.endswith(f" {words}"):
+            found.append((any(folder.glob("checkpoint.*")), int(begun), folder))
+    return str(max(found)[2]) if found else None  # one with a checkpoint, the newest of those
 
 
 def die_with(parent):
@@ -102,7 +116,7 @@ def die_with(parent):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run_process(command, log, held):
+def run_process(command, log, held, begun):
     """Run a command with the lock in its hands; SIGTERM is passed on to it. The exit code, as a shell counts it."""
     process, stopped, parent = None, [], os.getpid()
 
@@ -121,9 +135,10 @@ def run_process(command, log, held):
         return 127
     if stopped:  # before there was a process to tell
         process.send_signal(signal.SIGTERM)
+    begun()
     code = process.wait()
     code = 128 - code if code < 0 else code
-    return INTERRUPTED if stopped and code == 128 + signal.SIGTERM else code  # it had not come to its handler yet
+    return INTERRUPTED if stopped and code else code  # a launcher such as torchrun has an exit code of its own
 
 
 def run_cell(cell, folder):
@@ -136,28 +151,44 @@ def run_cell(cell, folder):
     if cell["script_sha"] and hashlib.sha256(Path(script).read_bytes()).hexdigest() != cell["script_sha"]:
         print(f"cells: {script} has changed since this list was made: start the benchmark again", file=sys.stderr)
         return 2
-    begun = read_json(folder / "begun.json") or {"since": time.time(), "attempts": 0, "seconds": 0.0}
-    run_dir = find_run(cell, begun["since"]) if begun["attempts"] else None
+    begun = read_json(folder / "begun.json")
+    begun = begun or {"since": time.time(), "attempts": 0, "seconds": 0.0, "run_dir": None}
+    if begun["attempts"] and not Path(begun["run_dir"] or "none").is_dir():
+        begun["run_dir"] = find_run(cell, begun["since"])
     command = list(cell["command"])
-    if run_dir and any(run_dir.glob("checkpoint.*")):
-        command += ["--resume", str(run_dir)]
+    if begun["run_dir"] and any(Path(begun["run_dir"]).glob("checkpoint.*")):
+        command += ["--resume", begun["run_dir"]]
+    else:
+        begun["run_dir"] = None
     begun["attempts"] += 1
     write_json(folder / "begun.json", begun)
     (folder / "failed.json").unlink(missing_ok=True)
-    start = time.time()
+    start, over = time.time(), threading.Event()
+
+    def note_run_dir():
+        """Write the run folder down as soon as it is there, while no other run can be taken for it."""
+        while not begun["run_dir"] and not over.wait(1.0):
+            begun["run_dir"] = find_run(cell, start)
+            if begun["run_dir"]:
+                write_json(folder / "begun.json", begun)
+
     with (folder / "log.txt").open("ab") as log:
         log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()
-        code = run_process(command, log, held)
+        noting = threading.Thread(target=note_run_dir)
+        code = run_process(command, log, held, noting.start)
         log.write(f"exit code {code}\n".encode())
+    over.set()
+    if noting.ident:
+        noting.join()
+    begun["run_dir"] = begun["run_dir"] or find_run(cell, start)
     begun["seconds"] += time.time() - start
     write_json(folder / "begun.json", begun)
+    record = begun | {"ended": time.time(), "host": os.uname().nodename}
     if code == 0:
-        run_dir = run_dir or find_run(cell, begun["since"])
-        record = {"run_dir": str(run_dir) if run_dir else None, "ended": time.time(), "host": os.uname().nodename}
-        write_json(folder / "done.json", begun | record)
+        write_json(folder / "done.json", record)
     elif code != INTERRUPTED:
-        write_json(folder / "failed.json", begun | {"code": code, "ended": time.time()})
+        write_json(folder / "failed.json", record | {"code": code})
     return code
 
 

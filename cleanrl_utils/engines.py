@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -112,7 +113,10 @@ def follow(board, wanted, look, note):
             elif failed := cells.read_json(folder / "failed.json"):
                 board.set(index, "failed", f"exit code {failed['code']}")
             elif time.monotonic() - gone.setdefault(index, time.monotonic()) > GRACE:
-                board.set(index, "failed", note(index))
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):  # makes a network file system look at the folder again
+                    pass
+                board.set(index, *(["done"] if cells.is_done(folder) else ["failed", note(index)]))
         wanted = {index for index in wanted if board.states[index] not in ("done", "failed")}
         board.draw()
         if wanted:
@@ -341,10 +345,13 @@ def run_ray(matrix_path, board, options):
     if pending:
         board.clear()
         print("Stopping: the runs write their checkpoints.", flush=True)
+    stopping.clear()
     ray.shutdown()  # ends the workers, and with them the runs
+    begun = time.monotonic()
     for index in pending.values():
-        while board.is_locked(index):
-            time.sleep(0.1)
+        while board.states[index] == "running" and board.is_locked(index):
+            if stopping.wait(0.1) or time.monotonic() - begun > 60:  # a second signal does not wait
+                break
         board.set(index, "interrupted")
     return bool(waiting or pending)
 
@@ -399,24 +406,28 @@ def aws_states(client, tasks):
 
 def aws_submit(client, matrix_path, board, options):
     """Submit what is missing and not in the queue already; index of a cell -> task, and the jobs."""
-    records = [cells.read_json(path) for path in sorted((board.folder / "aws-batch").glob("*.json"))]
-    places, jobs = {}, {}
-    for record in records:
-        earlier = {index: task for index, task in aws_places(board, record).items() if board.states[index] != "done"}
-        if (states := aws_states(client, list(earlier.values()))) is None:
-            fail("AWS Batch does not answer: try aws batch describe-jobs by hand")
-        alive = {index: task for index, task in earlier.items() if states[task][0] not in ENDED}
-        jobs |= {record["job"]: None} if alive else {}
-        places |= alive
-    missing = [index for index in board.todo() if index not in places]
-    forget_failures(board, missing)
-    for part, path in write_lists(matrix_path, board, missing, LARGEST_AWS_ARRAY, cwd=options.aws_workdir):
-        job = client.submit_job(**aws_request(path, len(part), options))["jobId"]
-        record = {"job": job, "cells": [board.cells[index]["id"] for index in part]}
-        cells.write_json(board.folder / "aws-batch" / f"{name_of(path)}.json", record)
-        places |= aws_places(board, record)
-        jobs[job] = None
-        print(f"Submitted job {job} with {len(part)} tasks", flush=True)
+    with (board.folder / "aws-batch" / "lock").open("a") as file:  # one start at a time looks and submits
+        cells.fcntl.flock(file, cells.fcntl.LOCK_EX)
+        records = [cells.read_json(path) for path in sorted((board.folder / "aws-batch").glob("*.json"))]
+        places, jobs = {}, {}
+        for record in records:
+            earlier = {
+                index: task for index, task in aws_places(board, record).items() if board.states[index] != "done"
+            }
+            if (states := aws_states(client, list(earlier.values()))) is None:
+                fail("AWS Batch does not answer: try aws batch describe-jobs by hand")
+            alive = {index: task for index, task in earlier.items() if states[task][0] not in ENDED}
+            jobs |= {record["job"]: None} if alive else {}
+            places |= alive
+        missing = [index for index in board.todo() if index not in places]
+        forget_failures(board, missing)
+        for part, path in write_lists(matrix_path, board, missing, LARGEST_AWS_ARRAY, cwd=options.aws_workdir):
+            job = client.submit_job(**aws_request(path, len(part), options))["jobId"]
+            record = {"job": job, "cells": [board.cells[index]["id"] for index in part]}
+            cells.write_json(board.folder / "aws-batch" / f"{name_of(path)}.json", record)
+            places |= aws_places(board, record)
+            jobs[job] = None
+            print(f"Submitted job {job} with {len(part)} tasks", flush=True)
     return places, list(jobs)
 
 

@@ -41,10 +41,19 @@ try:
 except BlockingIOError:
     note("TWICE")
     sys.exit(1)
+if Path("stubborn").exists():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if Path("broken").exists() and args.seed == "2":
     sys.exit("it broke")
-run_dir = Path(args.resume or f"runs/{args.env_id}__trainer__{args.seed}__{int(time.time())}")
-run_dir.mkdir(parents=True, exist_ok=True)
+run_dir = Path(args.resume)
+while not args.resume:
+    run_dir = Path(f"runs/{args.env_id}__trainer__{args.seed}__{int(time.time())}")
+    try:
+        run_dir.mkdir(parents=True)
+        break
+    except FileExistsError:
+        time.sleep(0.1)
+(run_dir / "trainer.py").write_bytes(Path(__file__).read_bytes())
 (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\\n")
 checkpoint = run_dir / "checkpoint.pt"
 first = int(checkpoint.read_text()) if args.resume else 0
@@ -188,6 +197,66 @@ def test_interrupt(number, folder):
     assert len(again) == 2 and all(int(step) > 0 for _, _, step in again)
 
 
+def test_interrupt_twice(folder):
+    """The second time kills runs that do not listen."""
+    (folder / "stubborn").touch()
+    process = start(folder, "--num-seeds", 1, "--workers", 2, steps=4000)
+    wait_for(lambda: len(list(folder.glob("runs/*/checkpoint.pt"))) == 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None and list(processes(folder))
+    process.send_signal(signal.SIGINT)
+    finish(process, code=75)
+    wait_for(lambda: not list(processes(folder)))
+
+
+def test_whose_run_it_is(folder):
+    """An interrupted cell does not take the run folder of another text of its script, or of another command."""
+    (folder / "broken").touch()
+    finish(start(folder, "--num-seeds", 2, "--workers", 1), code=1)
+    (folder / "broken").unlink()
+    (folder / "trainer.py").write_text(TRAINER + "# edited\n")
+    finish(start(folder, "--num-seeds", 2, "--workers", 1))
+    edited = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/checkpoint.pt")}
+    (folder / "trainer.py").write_text(TRAINER)
+    finish(start(folder, "--num-seeds", 2, "--workers", 1))
+    assert {path: path.stat().st_mtime_ns for path in edited} == edited
+    records = [json.loads(path.read_text())["run_dir"] for path in folder.glob("runs/.benchmark/*/done.json")]
+    assert len(records) == len(set(records)) == 8
+    suite = """[[run]]\ncommands = ["python trainer.py", "nice python trainer.py"]\nenv_ids = ["a"]\n"""
+    (folder / "suite.toml").write_text(suite)
+    assert "--exp-name" in finish(start(folder, "--suite", "suite.toml", "--workers", 1), code=2)
+
+
+def test_a_launcher_with_its_own_exit_code(folder):
+    """torchrun makes 1 of 75; the run was interrupted nevertheless, and goes on."""
+    launcher = "import signal, subprocess, sys\nrun = subprocess.Popen(sys.argv[1:])\n"
+    launcher += "signal.signal(signal.SIGTERM, lambda *received: run.terminate())\nsys.exit(run.wait() != 0)\n"
+    (folder / "launcher").write_text(launcher)
+    command = f"{sys.executable} launcher {sys.executable} trainer.py --steps 40"
+    argv = ["--command", command, "--env-ids", "a", "--num-seeds", 1]
+    process = start(folder, *argv, "--workers", 1)
+    wait_for(lambda: list(folder.glob("runs/*/checkpoint.pt")))
+    process.send_signal(signal.SIGTERM)
+    finish(process, code=75)
+    assert not list(folder.glob("runs/.benchmark/*/failed.json"))
+    finish(start(folder, *argv, "--workers", 1))
+    check(folder, [("a", 1)])
+    assert int(journal(folder)["a", 1][1][2]) > 0, "not resumed from its checkpoint"
+
+
+def test_a_cell_that_cannot_be_started(folder):
+    """Nothing is swallowed: out of file descriptors, the cells that were not run have failed."""
+    argv = ["--env-ids", "a", "b", "c", "d", "--num-seeds", "4", "--command", f"{sys.executable} trainer.py"]
+    command = [sys.executable, "-m", "cleanrl_utils.benchmark", *argv, "--workers", "14"]
+    limited = ["bash", "-c", f"ulimit -n 24; exec {shlex.join(command)}"]
+    done = subprocess.run(limited, cwd=folder, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, check=False)
+    assert done.returncode == 1 and b"Too many open files" in done.stdout, done.stdout
+    path = next(folder.glob("runs/.benchmark/*/done.json"))
+    path.write_text("")  # as a power cut may leave it: not done
+    finish(start(folder, *argv, "--workers", 2))
+
+
 def test_ppo(tmp_path):
     """The real thing: training is killed after a checkpoint; its metrics are whole and none is there twice."""
     argv = ["--command", f"{sys.executable} {script('ppo')} --no-cuda --total-timesteps 20480 --checkpoint-freq 2048"]
@@ -231,10 +300,16 @@ def test_wrong_usage(folder):
         (["--command", "python trainer.py --seed 3", "--env-ids", "a"], "--num-seeds"),
         (["--suite", "no.toml"], "no.toml"),
         (["--workers", -1], "--workers"),
+        (["--command", "python 'trainer.py", "--env-ids", "a"], "No closing quotation"),
+        (["--command", "python trainer.py --env_id=b", "--env-ids", "a"], "--env-ids"),
     ]:
         assert words in finish(start(folder, *argv), code=2)
     (folder / "suite.toml").write_text('[[run]]\ncommand = "python trainer.py"\nenv_ids = ["a"]\n')
     assert "commands" in finish(start(folder, "--suite", "suite.toml"), code=2)
+    (folder / "suite.toml").write_text('[run]\ncommands = ["python trainer.py"]\nenv_ids = ["a"]\n')
+    assert "[[run]]" in finish(start(folder, "--suite", "suite.toml"), code=2)
+    (folder / "suite.toml").write_text('[[run]]\ncommands = ["python trainer.py"]\nenv_ids = "ab"\n')
+    assert "env_ids = [...]" in finish(start(folder, "--suite", "suite.toml"), code=2)
     assert not (folder / "runs").exists()
 
 
