@@ -44,7 +44,7 @@ def read_suite(path):
     """The tables [[run]] of a suite, with the keys at its top as their defaults."""
     try:
         suite = tomllib.loads(Path(path).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         fail(f"--suite {path}: {error}")
     runs = suite.pop("run", [])
     if not isinstance(runs, list):
@@ -56,6 +56,9 @@ def read_suite(path):
     for run in runs or [{}]:
         if not all(isinstance(run.get(key), list) and run[key] for key in ("commands", "env_ids")):
             fail(f"{path} needs tables [[run]] with commands = [...] and env_ids = [...]")
+        for key, least in (("num_seeds", 1), ("start_seed", 0)):
+            if not isinstance(run.get(key, 1), int) or run.get(key, 1) < least:
+                fail(f"{path}: {key} must be a number, at least {least}")
     return runs
 
 
@@ -98,8 +101,11 @@ def write_matrix(matrix, folder):
     """The list for cleanrl_utils.cells, under a name that is the same for the same list."""
     text = json.dumps(matrix, indent=1)
     path = folder / f"matrix-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    cells.write_json(path, matrix)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        cells.write_json(path, matrix)
+    except OSError as error:
+        fail(f"--state {folder}: {error}")
     return path
 
 
@@ -114,7 +120,7 @@ class Board:
     def __init__(self, matrix, folder, workers):
         self.cells, self.folder, self.workers = matrix["cells"], folder, workers
         self.states = ["done" if cells.is_done(folder / cell["id"]) else "waiting" for cell in self.cells]
-        self.seconds = []  # of the cells that ended here
+        self.seconds = []  # of the cells that are done, for the estimate
         self.lock = threading.Lock()
 
     def todo(self):
@@ -134,7 +140,7 @@ class Board:
                 self.seconds.append(done["seconds"] if done else 0.0)
             if state in ("done", "failed", "interrupted"):
                 self.clear()
-                print(f"{state:11} {shlex.join(self.cells[index]['command'])}{note and f' ({note})'}", flush=True)
+                self.say(f"{state:11} {shlex.join(self.cells[index]['command'])}{note and f' ({note})'}\n")
         self.draw()
 
     def count(self, state):
@@ -149,14 +155,20 @@ class Board:
             parts.append(f"about {timedelta(seconds=int(seconds))} left")
         return f"[{'#' * (20 * done // max(1, total)):20}] {', '.join(parts)}"
 
+    def say(self, text):
+        try:
+            print(text, end="", flush=True)
+        except BrokenPipeError:  # whoever read this has gone; the cells go on
+            sys.stdout = open(os.devnull, "w")
+
     def clear(self):
         if sys.stdout.isatty():
-            print("\r\033[K", end="")
+            self.say("\r\033[K")
 
     def draw(self):
         with self.lock:
             if sys.stdout.isatty():
-                print(f"\r\033[K{self.line()}", end="", flush=True)
+                self.say(f"\r\033[K{self.line()}")
 
 
 def thread_limits(workers):
@@ -196,7 +208,7 @@ def run_local(matrix_path, board, options):
         waiting.put((index, 0))
     workers = min(options.workers, len(board.todo()))
     gpus, limits = visible_gpus(), thread_limits(workers)
-    stopping, processes, signals = threading.Event(), {}, []
+    stopping, processes, signals, alive = threading.Event(), {}, [], []
 
     def run(index, slot, env):
         """One start of a cell: its exit code, and what it complained of."""
@@ -217,10 +229,14 @@ def run_local(matrix_path, board, options):
             except queue.Empty:
                 return
             board.set(index, "running")
+            began = time.time()
             try:
                 code, errors = run(index, slot, env)
             except Exception as error:  # such as too many open files: a cell that was not run has failed
                 code, errors = 1, repr(error)
+            record = cells.read_json(board.folder / board.cells[index]["id"] / "begun.json") or {}
+            if record.get("ended", 0) >= began:
+                alive.append(min(record["last_seconds"], time.time() - began))
             again = code == cells.INTERRUPTED or code > 128
             if code == 0:
                 board.set(index, "done")
@@ -259,7 +275,7 @@ def run_local(matrix_path, board, options):
         board.draw()
     board.clear()
     wall = time.time() - start
-    print(f"{workers} workers, busy {sum(board.seconds) / (workers * wall):.1%} of {timedelta(seconds=int(wall))}")
+    print(f"{workers} workers, busy {sum(alive) / (workers * wall):.1%} of {timedelta(seconds=int(wall))}")
     return stopping.is_set()
 
 
@@ -295,7 +311,7 @@ def parse_args(engines):
     )
     parser.add_argument("--engine", choices=ENGINES, default="local", help="where cells run (default: local)")
     parser.add_argument(
-        "--gpus-per-cell", type=int, default=1, metavar="N", help="GPUs that a cell sees, if there are any (default: 1)"
+        "--gpus-per-cell", type=int, default=1, metavar="N", help="GPUs that a cell sees (default: 1; 0: all of them)"
     )
     parser.add_argument(
         "--retries", type=int, default=3, metavar="N", help="times that a killed cell is started again (default: 3)"
@@ -317,6 +333,8 @@ def main():
         fail("what to run? --command and --env-ids, or --suite")
     if options.workers < 0 or (options.num_seeds is not None and options.num_seeds < 1):
         fail("--workers must be at least 0 and --num-seeds at least 1")
+    if min(options.retries, options.gpus_per_cell) < 0:
+        fail("--retries and --gpus-per-cell must be at least 0")
     matrix = {"cwd": str(Path.cwd()), "cells": make_cells(options)}
     if options.workers == 0 and options.engine in ("local", "ray"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`

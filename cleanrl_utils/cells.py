@@ -35,15 +35,26 @@ INTERRUPTED = 75
 
 
 def script_of(command):
-    """The script in a command, and where: the first word that ends in .py."""
-    return next(((i, word) for i, word in enumerate(command) if word.endswith(".py")), (None, None))
+    """Where in a command its script is named, and its path: x.py, or `-m a.b` for a/b.py; (None, None) without one."""
+    for i, word in enumerate(command):
+        if word.endswith(".py"):
+            return i, word
+        module = Path(*word.split(".")).with_suffix(".py") if word.strip(".") else Path()
+        if i and command[i - 1] == "-m" and module.is_file():
+            return i, str(module)
+    return None, None
+
+
+def text_of(script):
+    """A key of the text of a script; empty if there is none."""
+    return hashlib.sha256(Path(script).read_bytes()).hexdigest() if script and Path(script).is_file() else ""
 
 
 def make_cell(command, env_id, seed):
     """A cell is known by its command and by the text of the script: other code is another experiment."""
     words = [*shlex.split(command), *(["--env-id", env_id] if env_id else []), "--seed", str(seed)]
     script = script_of(words)[1]
-    text = hashlib.sha256(Path(script).read_bytes()).hexdigest() if script and Path(script).is_file() else ""
+    text = text_of(script)
     key = hashlib.sha256(json.dumps([words, text]).encode()).hexdigest()[:10]
     name = "__".join(filter(None, [env_id, Path(script or words[0]).stem, str(seed), key]))
     return {"id": re.sub(r"[^\w.+-]", "-", name), "env_id": env_id, "seed": seed, "command": words, "script_sha": text}
@@ -100,7 +111,7 @@ def find_run(cell, since):
         if not begun.isdecimal() or int(begun) < int(since) or not command.exists():
             continue
         first = command.read_text().split("\n", 1)[0]
-        if copy.exists() and hashlib.sha256(copy.read_bytes()).hexdigest() != cell["script_sha"]:
+        if copy.exists() and text_of(copy) != cell["script_sha"]:
             continue
         if first == words or first.endswith(f" {words}"):
             found.append((any(folder.glob("checkpoint.*")), int(begun), folder))
@@ -147,12 +158,15 @@ def run_cell(cell, folder):
     held = lock(folder)
     if is_done(folder):
         return 0
-    script = script_of(cell["command"])[1]
-    if cell["script_sha"] and hashlib.sha256(Path(script).read_bytes()).hexdigest() != cell["script_sha"]:
-        print(f"cells: {script} has changed since this list was made: start the benchmark again", file=sys.stderr)
-        return 2
     begun = read_json(folder / "begun.json")
     begun = begun or {"since": time.time(), "attempts": 0, "seconds": 0.0, "run_dir": None}
+    script = script_of(cell["command"])[1]
+    if cell["script_sha"] and text_of(script) != cell["script_sha"]:
+        why = f"{script} has changed since this list was made: start the benchmark again"
+        (folder / "log.txt").open("a").write(f"$ {shlex.join(cell['command'])}\n{why}\n")
+        write_json(folder / "failed.json", begun | {"ended": time.time(), "code": 2})
+        print(f"cells: {why}", file=sys.stderr)
+        return 2
     if begun["attempts"] and not Path(begun["run_dir"] or "none").is_dir():
         begun["run_dir"] = find_run(cell, begun["since"])
     command = list(cell["command"])
@@ -182,9 +196,10 @@ def run_cell(cell, folder):
     if noting.ident:
         noting.join()
     begun["run_dir"] = begun["run_dir"] or find_run(cell, start)
-    begun["seconds"] += time.time() - start
+    begun |= {"last_seconds": time.time() - start, "ended": time.time()}
+    begun["seconds"] += begun["last_seconds"]
     write_json(folder / "begun.json", begun)
-    record = begun | {"ended": time.time(), "host": os.uname().nodename}
+    record = begun | {"host": os.uname().nodename}
     if code == 0:
         write_json(folder / "done.json", record)
     elif code != INTERRUPTED:

@@ -157,6 +157,10 @@ def test_runs_what_is_missing(folder):
         "--command", f"{sys.executable} trainer.py --steps 3"))  # fmt: skip
     (folder / "trainer.py").write_text(TRAINER + "# edited\n")
     assert "2 cells, 0 done before" in finish(start(folder, "--num-seeds", 1, "--workers", 2))
+    module = ["--command", f"{sys.executable} -m trainer", "--env-ids", "m", "--num-seeds", 1, "--workers", 1]
+    assert "1 cells, 0 done before" in finish(start(folder, *module))
+    (folder / "trainer.py").write_text(TRAINER + "# edited again\n")
+    assert "1 cells, 0 done before" in finish(start(folder, *module))
 
 
 @pytest.mark.parametrize("victim", ["runner", "cell", "trainer"])
@@ -191,7 +195,8 @@ def test_interrupt(number, folder):
     process.send_signal(number)
     assert "The same command goes on from here" in finish(process, code=75)
     assert len(journal(folder)) == 2
-    finish(start(folder, "--num-seeds", 2, "--workers", 2, steps=40))
+    out = finish(start(folder, "--num-seeds", 2, "--workers", 2, steps=40))
+    assert 40 < float(re.search(r"busy ([\d.]+)%", out)[1]) <= 100
     check(folder, CELLS)
     again = [lines[1] for lines in journal(folder).values() if [word for _, word, *_ in lines][1] == "start"]
     assert len(again) == 2 and all(int(step) > 0 for _, _, step in again)
@@ -208,6 +213,22 @@ def test_interrupt_twice(folder):
     process.send_signal(signal.SIGINT)
     finish(process, code=75)
     wait_for(lambda: not list(processes(folder)))
+
+
+def test_a_script_that_goes_away(folder):
+    process = start(folder, "--num-seeds", 1, "--workers", 1, steps=40)
+    wait_for(lambda: list(folder.glob("runs/*/checkpoint.pt")))
+    (folder / "trainer.py").rename(folder / "elsewhere.py")
+    out = finish(process, code=1)
+    assert "1 of 2 done" in out and out.count("trainer.py has changed since this list was made") == 2
+
+
+def test_a_reader_that_goes_away(folder):
+    process = start(folder, "--num-seeds", 2, "--workers", 1)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    check(folder, CELLS)
 
 
 def test_whose_run_it_is(folder):
@@ -310,6 +331,9 @@ def test_wrong_usage(folder):
     assert "[[run]]" in finish(start(folder, "--suite", "suite.toml"), code=2)
     (folder / "suite.toml").write_text('[[run]]\ncommands = ["python trainer.py"]\nenv_ids = "ab"\n')
     assert "env_ids = [...]" in finish(start(folder, "--suite", "suite.toml"), code=2)
+    (folder / "suite.toml").write_text('num_seeds = 0\n[[run]]\ncommands = ["python trainer.py"]\nenv_ids = ["a"]\n')
+    assert "num_seeds" in finish(start(folder, "--suite", "suite.toml"), code=2)
+    assert "--state" in finish(start(folder, "--state", "suite.toml", "--workers", 1), code=2)
     assert not (folder / "runs").exists()
 
 
