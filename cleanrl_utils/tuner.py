@@ -21,7 +21,6 @@ averaged over seeds. The study is on disk: the same call goes on where it was st
 a file, without Python: python -m cleanrl_utils.tune --help. Linux and macOS. docs/hyperparameter-tuning.md says more.
 """
 
-import ast
 import difflib
 import fcntl
 import json
@@ -38,6 +37,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cleanrl_utils.benchmark import thread_limits, visible_gpus
+from cleanrl_utils.card import script_flags
 from cleanrl_utils.events import follow
 
 try:
@@ -191,15 +191,6 @@ def near(name, known):
     """A hint to what was meant by an unknown name."""
     matches = difflib.get_close_matches(name, known, 3)
     return f"did you mean {' or '.join(matches)}?" if matches else f"known: {', '.join(sorted(known))}"
-
-
-def script_flags(script):
-    """The flags of a script and their types, from the text of its class Args: {"learning_rate": "float"}."""
-    for node in ast.parse(Path(script).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Args":
-            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-            return {field.target.id: ast.unparse(field.annotation) for field in fields}
-    return {}
 
 
 def open_storage(storage):

@@ -309,6 +309,10 @@ def test_foreign_flags(hub, trained, tmp_path):
     hub.repositories[NAME] = published(trained, **{"command.txt": b"python dqn.py --env-id evil:E-v0\n"})
     _, line = tool("reproduce", NAME, "--run", hub=hub, cwd=tmp_path, code=2)
     assert "evil:E-v0" in line
+    completion = f"python dqn.py --tyro-write-completion bash {mark}\n".encode()
+    hub.repositories[NAME] = published(trained, **{"command.txt": completion})
+    _, line = tool("reproduce", NAME, "--run", hub=hub, cwd=tmp_path, code=2)
+    assert "'--tyro-write-completion' is not a flag of our dqn.py" in line
     hub.repositories[NAME] = published(trained, **{"args.json": json.dumps(args | {"env_path": "/bin/sh"}).encode()})
     _, line = tool("enjoy", *ENJOY, hub=hub, cwd=tmp_path, code=2)
     assert "would start the program" in line
