@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -186,12 +187,14 @@ def pull(repo_id, revision=None, output=None, retries=4):
     commit, paths = find(repo_id, revision, retries)
     need_model(repo_id, paths)
     paths = [path for path in paths if TRAVELS.fullmatch(path)]
-    source, unfinished = download(repo_id, commit, paths, retries), folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for path in paths:
-        (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / path, unfinished / path)
-    os.replace(unfinished, folder)
+    source = download(repo_id, commit, paths, retries)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        unfinished = Path(temporary, "run")
+        for path in paths:
+            (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / path, unfinished / path)
+        os.replace(unfinished, folder)
     return folder, commit
 
 

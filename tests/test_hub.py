@@ -113,6 +113,16 @@ def test_round_trip(hub, trained, tmp_path):
     )
 
 
+def test_pull_leaves_other_folders_alone(hub, trained, tmp_path):
+    hub.repositories[NAME] = published(trained)
+    (tmp_path / "model.tmp").mkdir()
+    (tmp_path / "model.tmp/mine").touch()
+    tool("hub", "pull", NAME, "--output", "model", hub=hub, cwd=tmp_path)
+    assert (tmp_path / "model.tmp/mine").exists() and (tmp_path / "model/args.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"hf", "model", "model.tmp"}
+    assert (tmp_path / "model").stat().st_mode == (tmp_path / "model.tmp").stat().st_mode
+
+
 def test_a_file_hands_its_run_over(hub, tmp_path):
     """--upload-model pushes the finished folder; if that fails, the run does not, and says what is left to do."""
     require_for("dqn")
