@@ -113,6 +113,21 @@ def test_round_trip(hub, trained, tmp_path):
     )
 
 
+def test_names_of_files(hub, trained, tmp_path):
+    """A script's hyphen travels, and what would not travel is not left behind in silence."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / "dqn.py").rename(folder / "my-dqn.v2.py")
+    tool("hub", "push", folder, hub=hub, cwd=tmp_path)
+    tool("hub", "pull", NAME, hub=hub, cwd=tmp_path)
+    assert [path.name for path in (tmp_path / "runs/CartPole-v1-dqn-seed1").glob("*.py")] == ["my-dqn.v2.py"]
+    (events,) = folder.glob("events*")
+    events.rename(folder / "events.out.tfevents.1.a host.1.0")
+    _, line = tool("hub", "push", folder, hub=hub, cwd=tmp_path, code=2)
+    assert "'events.out.tfevents.1.a host.1.0', which would not travel" in line
+    assert len(hub.repositories[NAME].commits) == 2
+
+
 def test_pull_leaves_other_folders_alone(hub, trained, tmp_path):
     hub.repositories[NAME] = published(trained)
     (tmp_path / "model.tmp").mkdir()
