@@ -313,10 +313,27 @@ class Tuner:
         study.set_user_attr("settings", settings)
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             print(f"trial {trial.number} was interrupted and does not count; its runs: {self.trial_folder(trial)}")
-            study.tell(trial.number, state=TrialState.FAIL)
+            self.interrupted(study, trial.number)
         if study.get_trials(deepcopy=False):
             study.sampler.reseed_rng()  # a seeded sampler would begin with the same suggestions again
         return study
+
+    def tell(self, study, trial, outcome, score=None):
+        """Tell Optuna how a trial ended; whether its sampler has nothing more to suggest is in `exhausted`."""
+        try:
+            study.tell(trial, score, outcome)
+        except RuntimeError as error:
+            if "Study.stop" not in str(error):  # how GridSampler and BruteForceSampler end a study
+                raise
+            self.exhausted = not study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+
+    def interrupted(self, study, number):
+        """A trial without an outcome: it fails, and the same parameters come again under another number."""
+        trial = study.get_trials(deepcopy=False)[number]
+        point = {name: value for name, value in trial.system_attrs.items() if name in ("grid_id", "search_space")}
+        again = optuna.trial.create_trial(state=TrialState.WAITING, system_attrs=point | {"fixed_params": trial.params})
+        study.add_trial(again)  # as Study.enqueue_trial does, with what GridSampler asks for
+        self.tell(study, number, TrialState.FAIL)
 
     def trial_folder(self, trial):
         return self.folder / f"trial-{trial.number:04d}"
@@ -340,10 +357,10 @@ class Tuner:
                     command += ["--env-id", env_id, "--seed", str(seed)]
                     runs.append(Run(env_id, seed, run_folder, command, total))
         except optuna.TrialPruned:  # how params_fn rejects a combination
-            study.tell(trial, state=TrialState.PRUNED)
+            self.tell(study, trial, TrialState.PRUNED)
             return None
         except BaseException:
-            study.tell(trial, state=TrialState.FAIL)
+            self.interrupted(study, trial.number)
             raise
         state = SimpleNamespace(trial=trial, params=params, argv=argv, runs=runs, begun=time.monotonic())
         state.step, state.last_step = 0, num_seeds * TENTHS
@@ -450,12 +467,13 @@ class Tuner:
     def search(self, study, num_trials, num_seeds):
         """Keep the workers busy: runs of the oldest trial come first, a new trial begins when one would be idle."""
         self.gpus = visible_gpus()
-        active, running, slots, exhausted = [], [], list(range(self.workers)), False
+        active, running, slots, self.exhausted = [], [], list(range(self.workers)), False
         done, read = self.count(study), 0.0
         if isinstance(study.sampler, optuna.samplers.GridSampler):
-            exhausted = study.sampler.is_exhausted(study)
+            waiting = study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+            self.exhausted = study.sampler.is_exhausted(study) and not waiting
         try:
-            while active or (done < num_trials and not exhausted):
+            while active or (done < num_trials and not self.exhausted):
                 look = time.monotonic() > read + READ
                 read = time.monotonic() if look else read
                 for run in list(running):
@@ -472,13 +490,13 @@ class Tuner:
                         done += 1
                         for run in set(running).intersection(state.runs):  # each keeps its slot until it has ended
                             run.process.stop()
-                        exhausted |= self.finish(study, state, *outcome, f"{done}/{num_trials}")
+                        self.finish(study, state, *outcome, f"{done}/{num_trials}")
                 while slots:
                     waiting = [run for state in active for run in state.runs if run.process is None]
                     if waiting:
                         self.start(waiting[0], slots.pop(0))
                         running.append(waiting[0])
-                    elif done + len(active) < num_trials and not exhausted:
+                    elif done + len(active) < num_trials and not self.exhausted:
                         state = self.begin(study, num_seeds)
                         active += [state] if state else []
                         done += state is None
@@ -489,19 +507,13 @@ class Tuner:
             for run in running:
                 run.process.stop()
             for state in active:
-                study.tell(state.trial, state=TrialState.FAIL)
+                self.interrupted(study, state.trial.number)
             while any(run.process.poll() is None for run in running):
                 time.sleep(POLL)
 
     def finish(self, study, state, outcome, score, progress):
-        """Tell Optuna how a trial ended; whether its sampler has nothing more to suggest."""
-        exhausted = False
-        try:
-            study.tell(state.trial, score if outcome == TrialState.COMPLETE else None, outcome)
-        except RuntimeError as error:
-            if "Study.stop" not in str(error):  # how GridSampler and BruteForceSampler end a study
-                raise
-            exhausted = True
+        """Tell Optuna and the user how a trial ended."""
+        self.tell(study, state.trial, outcome, score if outcome == TrialState.COMPLETE else None)
         trials = study.get_trials(deepcopy=False)
         complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         best = f", best {study.best_value:.4g} (trial {study.best_trial.number})" if complete else ""
@@ -515,7 +527,6 @@ class Tuner:
             print("The script refused the flags of the first three trials, see above: are they what it expects?")
         if self.wandb_kwargs is not None:
             self.log_to_wandb(state, outcome, score)
-        return exhausted
 
     def log_to_wandb(self, state, outcome, score):
         """One W&B run for a trial: its hyperparameters, what the pruner saw, its score and its state."""

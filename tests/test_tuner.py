@@ -290,6 +290,30 @@ def test_a_grid_ends_by_itself(tune):
     assert len(tune(lambda trial: {"x": trial.suggest_float("x", 0, 5)}, 10, sampler=sampler).trials) == 3
 
 
+@pytest.mark.parametrize("kind", ["GridSampler", "BruteForceSampler"])
+def test_a_grid_loses_no_point(tune, kind):
+    """Points that were interrupted come again, even twice, and the last one of all may be rejected."""
+    import optuna
+
+    asked, grid = [], {"search_space": {"x": [1, 2, 3]}} if kind == "GridSampler" else {}
+
+    def params_fn(trial):
+        asked.append(trial.suggest_int("x", 1, 3))
+        if len(asked) in (2, 3, 5):
+            raise KeyboardInterrupt
+        if len(asked) == 6:
+            raise optuna.TrialPruned
+        return {"x": asked[-1]}
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            tune(params_fn, 10, sampler=getattr(optuna.samplers, kind)(seed=0, **grid))
+    study = tune(params_fn, 10, sampler=getattr(optuna.samplers, kind)(seed=0, **grid))
+    first, second, third = asked[0], asked[1], asked[4]
+    assert asked == [first, second, second, second, third, third] and {first, second, third} == {1, 2, 3}
+    assert states(study) == ["COMPLETE", "FAIL", "FAIL", "COMPLETE", "FAIL", "PRUNED"]
+
+
 DRIVER = """
 from cleanrl_utils.tuner import Tuner
 
@@ -322,6 +346,7 @@ def test_kill_and_resume(tune, tmp_path):
     assert "1 of 3 trials done" in done and "trial 1 was interrupted and does not count" in done
     study = tune(lambda trial: {}, 3, num_seeds=2, metric_last_n_average_window=50)
     assert states(study) == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert study.trials[1].params == study.trials[2].params != study.trials[3].params
     assert infos("runs/s/trial-0000") == first
     with pytest.raises(ValueError, match="was begun with num_seeds = 2, not 1"):
         tune(lambda trial: {}, 3, num_seeds=1, metric_last_n_average_window=50)
