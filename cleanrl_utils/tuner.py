@@ -36,7 +36,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from cleanrl_utils.benchmark import thread_limits, visible_gpus
+from cleanrl_utils.benchmark import gpu_share, thread_limits, visible_gpus
 from cleanrl_utils.card import script_flags
 from cleanrl_utils.events import follow
 
@@ -280,15 +280,12 @@ class Tuner:
         return argv
 
     def environment(self, slot):
-        """The environment of a script: its share of the cores, and one of several GPUs in turn."""
+        """The environment of a script: its share of the cores, and of the GPUs in turn."""
         path = os.environ.get("PYTHONPATH")
         changes = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))} if path else {}
         if self.engine == "ray":  # which deals out cores and GPUs itself
             return changes
-        changes |= thread_limits(self.workers)
-        if len(self.gpus) > 1:
-            changes["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-        return os.environ | changes
+        return os.environ | changes | thread_limits(self.workers) | gpu_share(slot, self.workers, self.gpus, 1)
 
     def open_study(self, num_seeds):
         """The study, new or as it was left; what was running when the tuner was killed failed."""
@@ -370,7 +367,10 @@ class Tuner:
         run.slot = slot
         if self.engine == "ray":
             gpus = min(1.0, int(self.ray.cluster_resources().get("GPU", 0) / self.workers * 1000) / 1000)
-            run.process = RayProcess(run.command, run.folder, self.environment(slot), num_cpus=1, num_gpus=gpus)
+            environment = self.environment(slot)
+            if 0 < gpus <= 0.5 and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # several tasks on one GPU
+                environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / int(1 / gpus):.3f}"
+            run.process = RayProcess(run.command, run.folder, environment, num_cpus=1, num_gpus=gpus)
         else:
             run.process = LocalProcess(run.command, run.folder, self.environment(slot))
 

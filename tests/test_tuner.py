@@ -47,7 +47,7 @@ run.mkdir(parents=True)
 (run / "args.json").write_text(json.dumps(args | {"total_timesteps": int(args["total_timesteps"])}))
 stubborn = ["sh", "-c", "trap '' TERM; exec sleep 100"]
 child = subprocess.Popen(stubborn) if float(args["sleep"]) > 1 else None
-names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 info = {"begun": time.time(), "env": {name: os.environ.get(name) for name in names}}
 info |= {"pids": [os.getpid()] + ([child.pid] if child else []), "argv": sys.argv[1:]}
 Path("info.json").write_text(json.dumps(info))
@@ -215,8 +215,9 @@ def test_a_rejected_combination(tune):
 
 
 def test_workers_share_the_machine(tune, monkeypatch):
-    """Four at a time, over environments, seeds and trials; each has its share of threads and one of the GPUs."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    """Four at a time, over environments, seeds and trials; each has its share of threads and half of a GPU."""
+    for name in ("OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     tune(lambda trial: {"sleep": 1}, num_trials=3, num_seeds=2, workers=4)
     runs = infos()
@@ -224,6 +225,7 @@ def test_workers_share_the_machine(tune, monkeypatch):
     running = list(itertools.accumulate(change for _, change in changes))
     assert len(runs) == 6 and max(running) == 4
     assert {run["env"]["CUDA_VISIBLE_DEVICES"] for run in runs} == {"5", "7"}
+    assert {run["env"]["XLA_PYTHON_CLIENT_MEM_FRACTION"] for run in runs} == {"0.450"}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert {run["env"]["OMP_NUM_THREADS"] for run in runs} == {str(max(1, cores // 4))}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
