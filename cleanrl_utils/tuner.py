@@ -27,6 +27,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -193,6 +194,14 @@ def near(name, known):
     return f"did you mean {' or '.join(matches)}?" if matches else f"known: {', '.join(sorted(known))}"
 
 
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
 def open_storage(storage):
     """An Optuna storage from a URL such as sqlite:///x.db, or from the path of a journal file."""
     if not isinstance(storage, (str, os.PathLike)):
@@ -233,6 +242,10 @@ class Tuner:
         self.wandb_kwargs, self.workers, self.engine, self.ray_address = wandb_kwargs, workers, engine, ray_address
         self.check()
         self.flags = script_flags(self.script)
+        # beside the file that holds the study, so that it is the same one from wherever the study is tuned
+        file = str(self.storage).removeprefix("sqlite:///")
+        self.in_a_file = isinstance(self.storage, (str, os.PathLike)) and "://" not in file
+        self.lock = Path(f"{file}.{self.study_name}.lock") if self.in_a_file else self.folder / "lock"
 
     def check(self):
         if not self.script.is_file():
@@ -307,6 +320,14 @@ class Tuner:
                     f"study {self.study_name} was begun with {name} = {saved.get(name)}, not {settings[name]}: "
                     "scores would not compare, choose another study_name"
                 )
+        host, pid = study.user_attrs.get("tuner") or (None, None)
+        elsewhere = host is not None and (host != socket.gethostname() or (pid != os.getpid() and alive(pid)))
+        if elsewhere and not self.in_a_file:  # a lock in runs/ says nothing about those who share a database
+            raise ValueError(
+                f"study {self.study_name} is being tuned by process {pid} of {host}. If that was killed: optuna study "
+                f"set-user-attr --storage URL --study-name {self.study_name} --key tuner --value ''"
+            )
+        study.set_user_attr("tuner", [socket.gethostname(), os.getpid()])
         study.set_user_attr("settings", settings)
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             print(f"trial {trial.number} was interrupted and does not count; its runs: {self.trial_folder(trial)}")
@@ -427,18 +448,20 @@ class Tuner:
         if num_trials < 1 or num_seeds < 1:
             raise ValueError("num_trials and num_seeds must be at least 1")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
+        self.lock.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ValueError(f"study {self.study_name} is being tuned by another process") from None
             study = self.open_study(num_seeds)
-            done = self.count(study)
+            done, own_ray = self.count(study), False
             print(f"Study {self.study_name} in {self.folder}: {done} of {num_trials} trials done", flush=True)
-            own_ray = self.engine == "ray" and self.connect_ray()
             try:
+                own_ray = self.engine == "ray" and self.connect_ray()
                 self.search(study, num_trials, num_seeds)
             finally:
+                study.set_user_attr("tuner", None)
                 if own_ray:
                     self.ray.shutdown()
         self.summary(study)

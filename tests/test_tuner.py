@@ -376,6 +376,43 @@ def test_other_storages(tune):
     assert tune(lambda trial: {}, study_name="t", storage="a/b.journal").trials and Path("a/b.journal").exists()
 
 
+@pytest.mark.parametrize("storage", ["{}/a.journal", "sqlite:///{}/a.db"])
+def test_a_tuner_in_another_folder(tune, tmp_path, monkeypatch, storage):
+    shared = {"script": tmp_path / "script.py", "storage": storage.format(tmp_path)}
+
+    def params_fn(trial):
+        (tmp_path / "other").mkdir()
+        with monkeypatch.context() as context, pytest.raises(ValueError, match="being tuned by another process"):
+            context.chdir(tmp_path / "other")
+            tune(lambda trial: {}, **shared)
+        return {}
+
+    assert states(tune(params_fn, **shared)) == ["COMPLETE"]
+
+
+def test_a_tuner_on_another_machine(tune):
+    """The same database and no lock in common: refused, its trials are left alone, unless it was killed or let go."""
+    import optuna
+
+    storage = optuna.storages.RDBStorage("sqlite:///study.db")
+    study = optuna.create_study(storage=storage, study_name="s", direction="maximize")
+    study.ask()
+    here, ended = os.uname().nodename, subprocess.Popen(["true"])
+    ended.wait()
+    for tuner in [here, os.getppid()], ["elsewhere", ended.pid]:
+        study.set_user_attr("tuner", tuner)
+        with pytest.raises(ValueError, match=f"being tuned by process {tuner[1]} of {tuner[0]}") as refused:
+            tune(lambda trial: {}, storage=storage)
+        assert states(study) == ["RUNNING"]
+    command = str(refused.value).split("was killed: ")[1].replace("URL", "sqlite:///study.db")
+    program, *words = shlex.split(command)
+    subprocess.run([Path(sys.executable).with_name(program), *words], check=True)
+    assert states(tune(lambda trial: {}, storage=storage)) == ["FAIL", "COMPLETE"]
+    assert study.user_attrs["tuner"] is None
+    study.set_user_attr("tuner", [here, ended.pid])
+    assert len(tune(lambda trial: {}, 2, storage=storage).trials) == 3
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
