@@ -51,6 +51,7 @@ except ImportError:
 
 AGGREGATIONS = {"average": np.mean, "median": np.median, "max": np.max, "min": np.min}
 TENTHS = 10  # a run reports this often to the pruner
+RETRIES = 3  # how often a run begins again when Ray lost it
 POLL, READ = 0.05, 0.5  # seconds between looks at the processes, and at their metrics
 
 # Stands between the tuner and a script, as the leader of the script's process group. When the tuner closes the pipe, or
@@ -80,6 +81,8 @@ class NoTrialCompleted(RuntimeError):
 class LocalProcess:
     """A script in a process of this machine; what it prints goes to log.txt."""
 
+    lost = False
+
     def __init__(self, command, folder, environment):
         with (folder / "log.txt").open("wb") as log:
             self.process = subprocess.Popen(
@@ -100,7 +103,7 @@ class LocalProcess:
 
 
 class RayProcess:
-    """A script inside a Ray task; `folder` must be visible on the nodes of the cluster."""
+    """A script inside a Ray task, `lost` if its worker or node is; the nodes of the cluster must see `folder`."""
 
     def __init__(self, command, folder, environment, **resources):
         import ray
@@ -124,7 +127,7 @@ class RayProcess:
                 )
                 return process.wait()
 
-        self.ray, self.folder, self.stopped = ray, folder, False
+        self.ray, self.folder, self.stopped, self.lost = ray, folder, False, False
         remote = ray.remote(max_retries=0, **resources)(task)
         self.ref = remote.remote(GUARD, command, str(folder), environment)
 
@@ -135,6 +138,7 @@ class RayProcess:
             return self.ray.get(self.ref)
         except (self.ray.exceptions.RayError, OSError) as error:
             if not self.stopped:
+                self.lost = not isinstance(error, self.ray.exceptions.RayTaskError)  # which the task itself raised
                 with (self.folder / "log.txt").open("a") as log:
                     log.write(f"\nRay: {error}\n")
             return -1
@@ -148,8 +152,13 @@ class Run:
     """The script on one environment with one seed: its process and the metrics that it has written so far."""
 
     def __init__(self, env_id, seed, folder, command, total):
-        self.env_id, self.seed, self.folder, self.command, self.total = env_id, seed, folder, command, total
-        self.process = self.code = self.slot = self.run_dir = None
+        self.env_id, self.seed, self.command, self.total, self.retries = env_id, seed, command, total, 0
+        self.prepare(folder)
+
+    def prepare(self, folder):
+        """As if nothing had happened yet, in a new folder."""
+        folder.mkdir(parents=True)
+        self.folder, self.process, self.code, self.slot, self.run_dir = folder, None, None, None, None
         self.positions, self.values, self.tags, self.step = {}, [], set(), 0
 
     def read(self, metric):
@@ -370,7 +379,6 @@ class Tuner:
             for seed in range(1, num_seeds + 1):
                 for env_id in self.target_scores:
                     run_folder = folder.resolve() / f"{re.sub('[/:]', '-', env_id)}__{seed}"
-                    run_folder.mkdir(parents=True)
                     command = [sys.executable, str(self.script.resolve()), *argv]
                     command += ["--env-id", env_id, "--seed", str(seed)]
                     runs.append(Run(env_id, seed, run_folder, command, total))
@@ -506,6 +514,11 @@ class Tuner:
                     if run.code is not None:
                         running.remove(run)
                         slots.append(run.slot)
+                        if run.process.lost and run.retries < RETRIES:
+                            run.retries += 1
+                            print(f"Ray lost {run.folder}, it begins again ({run.retries} of {RETRIES})", flush=True)
+                            # what was lost may still write to its folder
+                            run.prepare(run.folder.with_name(f"{run.folder.name}-again"))
                 for state in list(active):
                     outcome = self.advance(state)
                     if outcome:

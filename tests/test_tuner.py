@@ -527,8 +527,18 @@ def test_configurations_of_the_repository(monkeypatch):
 
 
 def test_ray(tune, tmp_path):
-    """Trials inside Ray tasks, on a Ray of their own: the same scores, and a pruned one ends its processes."""
+    """Trials inside Ray tasks, on a Ray of their own: the same scores, and a pruned one ends its processes.
+
+    The first run of all kills its worker, as the loss of a node does: it is run again and spends no trial.
+    """
     require("ray")
+    lost = """
+if args["seed"] == "1" and "trial-0000" in os.getcwd() and "again" not in os.getcwd():
+    worker = Path(f"/proc/{os.getsid(0)}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    os.kill(int(worker), signal.SIGKILL)
+    time.sleep(100)
+"""
+    Path("script.py").write_text(SCRIPT.replace("stubborn =", f"{lost}stubborn ="))
     Path("driver.py").write_text(
         """
 import optuna
@@ -549,6 +559,7 @@ print([trial.state.name for trial in study.trials], study.best_value)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "['COMPLETE', 'FAIL', 'PRUNED'] 4.5" in done.stdout, done.stdout
     assert "    something broke" in done.stdout
+    assert "trial-0000/A__1, it begins again (1 of 3)" in done.stdout and done.stdout.count("begins again") == 1
     pids = [pid for info in infos("runs/s/trial-0002") for pid in info["pids"]]
     assert len(pids) >= 2
     wait_until(lambda: not any(map(alive, pids)))
