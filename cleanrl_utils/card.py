@@ -5,6 +5,7 @@ hyperparameters. `python -m cleanrl_utils.hub push` puts it beside the model. Ex
 """
 
 import argparse
+import ast
 import json
 import re
 import shlex
@@ -42,6 +43,15 @@ def script_of(run_dir):
     if len(scripts) != 1:
         fail(f"{run_dir} should hold one script, the copy that a run makes, and holds {len(scripts)}")
     return scripts[0]
+
+
+def script_flags(script):
+    """The flags of a script and their types, from the text of its class Args: {"learning_rate": "float"}."""
+    for node in ast.parse(Path(script).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Args":
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            return {field.target.id: ast.unparse(field.annotation) for field in fields}
+    return {}
 
 
 def arguments(run_dir):

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cleanrl_utils.card import card, fail, load_args, repository_name, script_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl"  # our own copies of the files
 TRAVELS = re.compile(  # the files of a run that a repository holds; anything else is neither pushed nor pulled
-    r"model\.safetensors|args\.json|\w+\.py|(command|packages|commit)\.txt|events\.out\.tfevents\.[\w.-]+"
+    r"model\.safetensors|args\.json|[\w.-]+\.py|(command|packages|commit)\.txt|events\.out\.tfevents\.[\w.-]+"
     r"|curves\.npz|eval_returns\.npy|videos/[\w.-]+\.mp4|replay\.mp4|README\.md",
     re.ASCII,
 )
@@ -104,6 +105,10 @@ def collect(run_dir):
     script_of(run_dir)
     paths = sorted([*run_dir.glob("*"), *run_dir.glob("videos/*")])
     files = {path.relative_to(run_dir).as_posix(): path for path in paths if path.is_file()}
+    for name in files:
+        if name.endswith(".py") or name.startswith("events"):
+            if not TRAVELS.fullmatch(name):
+                fail(f"{run_dir} has {name!r}, which would not travel: rename it, to letters, digits, '.', '_' and '-'")
     files = {name: path for name, path in files.items() if TRAVELS.fullmatch(name)}
     videos = [path for name, path in files.items() if name.startswith("videos/")]
     if videos:  # a film of an evaluation is eval-SEED.mp4, those of training are named by time and episode
@@ -186,12 +191,14 @@ def pull(repo_id, revision=None, output=None, retries=4):
     commit, paths = find(repo_id, revision, retries)
     need_model(repo_id, paths)
     paths = [path for path in paths if TRAVELS.fullmatch(path)]
-    source, unfinished = download(repo_id, commit, paths, retries), folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for path in paths:
-        (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / path, unfinished / path)
-    os.replace(unfinished, folder)
+    source = download(repo_id, commit, paths, retries)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        unfinished = Path(temporary, "run")
+        for path in paths:
+            (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / path, unfinished / path)
+        os.replace(unfinished, folder)
     return folder, commit
 
 

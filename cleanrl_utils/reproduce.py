@@ -20,12 +20,20 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.card import arguments, fail, load_args, script_of
+from cleanrl_utils.card import arguments, fail, load_args, script_flags, script_of
 from cleanrl_utils.events import read_scalars
 from cleanrl_utils.hub import SCRIPTS, TRAVELS, download, find, need_model
 
 TIMINGS = re.compile("SPS|compile_time")
 ELSEWHERE = "track", "upload_model"  # flags with which a run leaves the machine
+NAMES = {
+    "env_id",
+    "exp_name",
+    "hf_entity",
+    "teacher_model_exp_name",
+    "wandb_entity",
+    "wandb_project_name",
+}  # not of files
 
 
 def read(run_dir, name):
@@ -189,17 +197,35 @@ def fetch(repo_id, revision):
     return folder
 
 
+def harmless(word, flags):
+    """Whether a word of a stranger's command is a flag of our script, or a value, that leads to no file and no code.
+
+    Numbers and switches do not, and of the flags that take text only NAMES. A script splits words at line breaks.
+    """
+    if ":" in word or not word.isprintable():  # module:Env-v0 imports the module
+        return False
+    if not word.startswith("-") or re.match(r"-[\d.]", word):
+        return True
+    name = word.removeprefix("--").split("=")[0].replace("-", "_")
+    kind = flags.get(name, flags.get(name.removeprefix("no_"), "str"))
+    return "str" not in kind or name in NAMES & flags.keys()
+
+
 def script_to_run(target, run_dir, local, trust):
     """The script that repeats a run: its own copy; for one from the hub ours, unless its code is trusted."""
     script = script_of(run_dir)
     if local or trust:
         return script
-    words = [str(word) for word in arguments(run_dir)]
-    if any(":" in word or re.match("--(env[-_]p|res)", word) for word in words):
-        fail(f"{target} names a module, a program or a folder ({shlex.join(words)}): --trust-remote-code lets it run")
     ours = SCRIPTS / script.name
     if not ours.is_file():
         fail(f"{target} needs {script.name}, which is not one of ours: read it, then --trust-remote-code runs it")
+    flags = script_flags(ours)
+    for word in arguments(run_dir):
+        if not harmless(word, flags):
+            fail(
+                f"{target}: {word!r} is not a flag of our {script.name}, or may lead to a module, a program or a file:"
+                " --trust-remote-code lets it run"
+            )
     if ours.read_bytes() != script.read_bytes():
         print(f"Warning: {script.name} of {target} differs from ours, which runs (--trust-remote-code: the other one)")
     return ours

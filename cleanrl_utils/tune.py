@@ -127,7 +127,8 @@ def build(module, table, kind):
 def make_tuner(config):
     import optuna
 
-    from cleanrl_utils.tuner import Tuner, script_flags
+    from cleanrl_utils.card import script_flags
+    from cleanrl_utils.tuner import Tuner
 
     flags = script_flags(config["script"]) if Path(config["script"]).is_file() else {}
     params = config["params"]

@@ -21,13 +21,13 @@ averaged over seeds. The study is on disk: the same call goes on where it was st
 a file, without Python: python -m cleanrl_utils.tune --help. Linux and macOS. docs/hyperparameter-tuning.md says more.
 """
 
-import ast
 import difflib
 import fcntl
 import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -37,7 +37,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from cleanrl_utils.benchmark import thread_limits, visible_gpus
+from cleanrl_utils.benchmark import gpu_share, thread_limits, visible_gpus
+from cleanrl_utils.card import script_flags
 from cleanrl_utils.events import follow
 
 try:
@@ -50,6 +51,7 @@ except ImportError:
 
 AGGREGATIONS = {"average": np.mean, "median": np.median, "max": np.max, "min": np.min}
 TENTHS = 10  # a run reports this often to the pruner
+RETRIES = 3  # how often a run begins again when Ray lost it
 POLL, READ = 0.05, 0.5  # seconds between looks at the processes, and at their metrics
 
 # Stands between the tuner and a script, as the leader of the script's process group. When the tuner closes the pipe, or
@@ -79,6 +81,8 @@ class NoTrialCompleted(RuntimeError):
 class LocalProcess:
     """A script in a process of this machine; what it prints goes to log.txt."""
 
+    lost = False
+
     def __init__(self, command, folder, environment):
         with (folder / "log.txt").open("wb") as log:
             self.process = subprocess.Popen(
@@ -99,7 +103,7 @@ class LocalProcess:
 
 
 class RayProcess:
-    """A script inside a Ray task; `folder` must be visible on the nodes of the cluster."""
+    """A script inside a Ray task, `lost` if its worker or node is; the nodes of the cluster must see `folder`."""
 
     def __init__(self, command, folder, environment, **resources):
         import ray
@@ -123,7 +127,7 @@ class RayProcess:
                 )
                 return process.wait()
 
-        self.ray, self.folder, self.stopped = ray, folder, False
+        self.ray, self.folder, self.stopped, self.lost = ray, folder, False, False
         remote = ray.remote(max_retries=0, **resources)(task)
         self.ref = remote.remote(GUARD, command, str(folder), environment)
 
@@ -134,6 +138,7 @@ class RayProcess:
             return self.ray.get(self.ref)
         except (self.ray.exceptions.RayError, OSError) as error:
             if not self.stopped:
+                self.lost = not isinstance(error, self.ray.exceptions.RayTaskError)  # which the task itself raised
                 with (self.folder / "log.txt").open("a") as log:
                     log.write(f"\nRay: {error}\n")
             return -1
@@ -147,8 +152,13 @@ class Run:
     """The script on one environment with one seed: its process and the metrics that it has written so far."""
 
     def __init__(self, env_id, seed, folder, command, total):
-        self.env_id, self.seed, self.folder, self.command, self.total = env_id, seed, folder, command, total
-        self.process = self.code = self.slot = self.run_dir = None
+        self.env_id, self.seed, self.command, self.total, self.retries = env_id, seed, command, total, 0
+        self.prepare(folder)
+
+    def prepare(self, folder):
+        """As if nothing had happened yet, in a new folder."""
+        folder.mkdir(parents=True)
+        self.folder, self.process, self.code, self.slot, self.run_dir = folder, None, None, None, None
         self.positions, self.values, self.tags, self.step = {}, [], set(), 0
 
     def read(self, metric):
@@ -193,13 +203,12 @@ def near(name, known):
     return f"did you mean {' or '.join(matches)}?" if matches else f"known: {', '.join(sorted(known))}"
 
 
-def script_flags(script):
-    """The flags of a script and their types, from the text of its class Args: {"learning_rate": "float"}."""
-    for node in ast.parse(Path(script).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Args":
-            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-            return {field.target.id: ast.unparse(field.annotation) for field in fields}
-    return {}
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def open_storage(storage):
@@ -242,6 +251,10 @@ class Tuner:
         self.wandb_kwargs, self.workers, self.engine, self.ray_address = wandb_kwargs, workers, engine, ray_address
         self.check()
         self.flags = script_flags(self.script)
+        # beside the file that holds the study, so that it is the same one from wherever the study is tuned
+        file = str(self.storage).removeprefix("sqlite:///")
+        self.in_a_file = isinstance(self.storage, (str, os.PathLike)) and "://" not in file
+        self.lock = Path(f"{file}.{self.study_name}.lock") if self.in_a_file else self.folder / "lock"
 
     def check(self):
         if not self.script.is_file():
@@ -289,15 +302,12 @@ class Tuner:
         return argv
 
     def environment(self, slot):
-        """The environment of a script: its share of the cores, and one of several GPUs in turn."""
+        """The environment of a script: its share of the cores, and of the GPUs in turn."""
         path = os.environ.get("PYTHONPATH")
         changes = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))} if path else {}
         if self.engine == "ray":  # which deals out cores and GPUs itself
             return changes
-        changes |= thread_limits(self.workers)
-        if len(self.gpus) > 1:
-            changes["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-        return os.environ | changes
+        return os.environ | changes | thread_limits(self.workers) | gpu_share(slot, self.workers, self.gpus, 1)
 
     def open_study(self, num_seeds):
         """The study, new or as it was left; what was running when the tuner was killed failed."""
@@ -319,13 +329,38 @@ class Tuner:
                     f"study {self.study_name} was begun with {name} = {saved.get(name)}, not {settings[name]}: "
                     "scores would not compare, choose another study_name"
                 )
+        host, pid = study.user_attrs.get("tuner") or (None, None)
+        elsewhere = host is not None and (host != socket.gethostname() or (pid != os.getpid() and alive(pid)))
+        if elsewhere and not self.in_a_file:  # a lock in runs/ says nothing about those who share a database
+            raise ValueError(
+                f"study {self.study_name} is being tuned by process {pid} of {host}. If that was killed: optuna study "
+                f"set-user-attr --storage URL --study-name {self.study_name} --key tuner --value ''"
+            )
+        study.set_user_attr("tuner", [socket.gethostname(), os.getpid()])
         study.set_user_attr("settings", settings)
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             print(f"trial {trial.number} was interrupted and does not count; its runs: {self.trial_folder(trial)}")
-            study.tell(trial.number, state=TrialState.FAIL)
+            self.interrupted(study, trial.number)
         if study.get_trials(deepcopy=False):
             study.sampler.reseed_rng()  # a seeded sampler would begin with the same suggestions again
         return study
+
+    def tell(self, study, trial, outcome, score=None):
+        """Tell Optuna how a trial ended; whether its sampler has nothing more to suggest is in `exhausted`."""
+        try:
+            study.tell(trial, score, outcome)
+        except RuntimeError as error:
+            if "Study.stop" not in str(error):  # how GridSampler and BruteForceSampler end a study
+                raise
+            self.exhausted = not study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+
+    def interrupted(self, study, number):
+        """A trial without an outcome: it fails, and the same parameters come again under another number."""
+        trial = study.get_trials(deepcopy=False)[number]
+        point = {name: value for name, value in trial.system_attrs.items() if name in ("grid_id", "search_space")}
+        again = optuna.trial.create_trial(state=TrialState.WAITING, system_attrs=point | {"fixed_params": trial.params})
+        study.add_trial(again)  # as Study.enqueue_trial does, with what GridSampler asks for
+        self.tell(study, number, TrialState.FAIL)
 
     def trial_folder(self, trial):
         return self.folder / f"trial-{trial.number:04d}"
@@ -344,15 +379,14 @@ class Tuner:
             for seed in range(1, num_seeds + 1):
                 for env_id in self.target_scores:
                     run_folder = folder.resolve() / f"{re.sub('[/:]', '-', env_id)}__{seed}"
-                    run_folder.mkdir(parents=True)
                     command = [sys.executable, str(self.script.resolve()), *argv]
                     command += ["--env-id", env_id, "--seed", str(seed)]
                     runs.append(Run(env_id, seed, run_folder, command, total))
         except optuna.TrialPruned:  # how params_fn rejects a combination
-            study.tell(trial, state=TrialState.PRUNED)
+            self.tell(study, trial, TrialState.PRUNED)
             return None
         except BaseException:
-            study.tell(trial, state=TrialState.FAIL)
+            self.interrupted(study, trial.number)
             raise
         state = SimpleNamespace(trial=trial, params=params, argv=argv, runs=runs, begun=time.monotonic())
         state.step, state.last_step = 0, num_seeds * TENTHS
@@ -362,7 +396,10 @@ class Tuner:
         run.slot = slot
         if self.engine == "ray":
             gpus = min(1.0, int(self.ray.cluster_resources().get("GPU", 0) / self.workers * 1000) / 1000)
-            run.process = RayProcess(run.command, run.folder, self.environment(slot), num_cpus=1, num_gpus=gpus)
+            environment = self.environment(slot)
+            if 0 < gpus <= 0.5 and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # several tasks on one GPU
+                environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / int(1 / gpus):.3f}"
+            run.process = RayProcess(run.command, run.folder, environment, num_cpus=1, num_gpus=gpus)
         else:
             run.process = LocalProcess(run.command, run.folder, self.environment(slot))
 
@@ -419,18 +456,20 @@ class Tuner:
         if num_trials < 1 or num_seeds < 1:
             raise ValueError("num_trials and num_seeds must be at least 1")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
+        self.lock.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ValueError(f"study {self.study_name} is being tuned by another process") from None
             study = self.open_study(num_seeds)
-            done = self.count(study)
+            done, own_ray = self.count(study), False
             print(f"Study {self.study_name} in {self.folder}: {done} of {num_trials} trials done", flush=True)
-            own_ray = self.engine == "ray" and self.connect_ray()
             try:
+                own_ray = self.engine == "ray" and self.connect_ray()
                 self.search(study, num_trials, num_seeds)
             finally:
+                study.set_user_attr("tuner", None)
                 if own_ray:
                     self.ray.shutdown()
         self.summary(study)
@@ -459,12 +498,13 @@ class Tuner:
     def search(self, study, num_trials, num_seeds):
         """Keep the workers busy: runs of the oldest trial come first, a new trial begins when one would be idle."""
         self.gpus = visible_gpus()
-        active, running, slots, exhausted = [], [], list(range(self.workers)), False
+        active, running, slots, self.exhausted = [], [], list(range(self.workers)), False
         done, read = self.count(study), 0.0
         if isinstance(study.sampler, optuna.samplers.GridSampler):
-            exhausted = study.sampler.is_exhausted(study)
+            waiting = study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+            self.exhausted = study.sampler.is_exhausted(study) and not waiting
         try:
-            while active or (done < num_trials and not exhausted):
+            while active or (done < num_trials and not self.exhausted):
                 look = time.monotonic() > read + READ
                 read = time.monotonic() if look else read
                 for run in list(running):
@@ -474,6 +514,11 @@ class Tuner:
                     if run.code is not None:
                         running.remove(run)
                         slots.append(run.slot)
+                        if run.process.lost and run.retries < RETRIES:
+                            run.retries += 1
+                            print(f"Ray lost {run.folder}, it begins again ({run.retries} of {RETRIES})", flush=True)
+                            # what was lost may still write to its folder
+                            run.prepare(run.folder.with_name(f"{run.folder.name}-again"))
                 for state in list(active):
                     outcome = self.advance(state)
                     if outcome:
@@ -481,13 +526,13 @@ class Tuner:
                         done += 1
                         for run in set(running).intersection(state.runs):  # each keeps its slot until it has ended
                             run.process.stop()
-                        exhausted |= self.finish(study, state, *outcome, f"{done}/{num_trials}")
+                        self.finish(study, state, *outcome, f"{done}/{num_trials}")
                 while slots:
                     waiting = [run for state in active for run in state.runs if run.process is None]
                     if waiting:
                         self.start(waiting[0], slots.pop(0))
                         running.append(waiting[0])
-                    elif done + len(active) < num_trials and not exhausted:
+                    elif done + len(active) < num_trials and not self.exhausted:
                         state = self.begin(study, num_seeds)
                         active += [state] if state else []
                         done += state is None
@@ -498,19 +543,13 @@ class Tuner:
             for run in running:
                 run.process.stop()
             for state in active:
-                study.tell(state.trial, state=TrialState.FAIL)
+                self.interrupted(study, state.trial.number)
             while any(run.process.poll() is None for run in running):
                 time.sleep(POLL)
 
     def finish(self, study, state, outcome, score, progress):
-        """Tell Optuna how a trial ended; whether its sampler has nothing more to suggest."""
-        exhausted = False
-        try:
-            study.tell(state.trial, score if outcome == TrialState.COMPLETE else None, outcome)
-        except RuntimeError as error:
-            if "Study.stop" not in str(error):  # how GridSampler and BruteForceSampler end a study
-                raise
-            exhausted = True
+        """Tell Optuna and the user how a trial ended."""
+        self.tell(study, state.trial, outcome, score if outcome == TrialState.COMPLETE else None)
         trials = study.get_trials(deepcopy=False)
         complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         best = f", best {study.best_value:.4g} (trial {study.best_trial.number})" if complete else ""
@@ -524,7 +563,6 @@ class Tuner:
             print("The script refused the flags of the first three trials, see above: are they what it expects?")
         if self.wandb_kwargs is not None:
             self.log_to_wandb(state, outcome, score)
-        return exhausted
 
     def log_to_wandb(self, state, outcome, score):
         """One W&B run for a trial: its hyperparameters, what the pruner saw, its score and its state."""

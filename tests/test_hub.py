@@ -113,6 +113,31 @@ def test_round_trip(hub, trained, tmp_path):
     )
 
 
+def test_names_of_files(hub, trained, tmp_path):
+    """A script's hyphen travels, and what would not travel is not left behind in silence."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / "dqn.py").rename(folder / "my-dqn.v2.py")
+    tool("hub", "push", folder, hub=hub, cwd=tmp_path)
+    tool("hub", "pull", NAME, hub=hub, cwd=tmp_path)
+    assert [path.name for path in (tmp_path / "runs/CartPole-v1-dqn-seed1").glob("*.py")] == ["my-dqn.v2.py"]
+    (events,) = folder.glob("events*")
+    events.rename(folder / "events.out.tfevents.1.a host.1.0")
+    _, line = tool("hub", "push", folder, hub=hub, cwd=tmp_path, code=2)
+    assert "'events.out.tfevents.1.a host.1.0', which would not travel" in line
+    assert len(hub.repositories[NAME].commits) == 2
+
+
+def test_pull_leaves_other_folders_alone(hub, trained, tmp_path):
+    hub.repositories[NAME] = published(trained)
+    (tmp_path / "model.tmp").mkdir()
+    (tmp_path / "model.tmp/mine").touch()
+    tool("hub", "pull", NAME, "--output", "model", hub=hub, cwd=tmp_path)
+    assert (tmp_path / "model.tmp/mine").exists() and (tmp_path / "model/args.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"hf", "model", "model.tmp"}
+    assert (tmp_path / "model").stat().st_mode == (tmp_path / "model.tmp").stat().st_mode
+
+
 def test_a_file_hands_its_run_over(hub, tmp_path):
     """--upload-model pushes the finished folder; if that fails, the run does not, and says what is left to do."""
     require_for("dqn")
@@ -309,6 +334,10 @@ def test_foreign_flags(hub, trained, tmp_path):
     hub.repositories[NAME] = published(trained, **{"command.txt": b"python dqn.py --env-id evil:E-v0\n"})
     _, line = tool("reproduce", NAME, "--run", hub=hub, cwd=tmp_path, code=2)
     assert "evil:E-v0" in line
+    completion = f"python dqn.py --tyro-write-completion bash {mark}\n".encode()
+    hub.repositories[NAME] = published(trained, **{"command.txt": completion})
+    _, line = tool("reproduce", NAME, "--run", hub=hub, cwd=tmp_path, code=2)
+    assert "'--tyro-write-completion' is not a flag of our dqn.py" in line
     hub.repositories[NAME] = published(trained, **{"args.json": json.dumps(args | {"env_path": "/bin/sh"}).encode()})
     _, line = tool("enjoy", *ENJOY, hub=hub, cwd=tmp_path, code=2)
     assert "would start the program" in line

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, environment, posix, raw_scalars, require_for, run, run_dir, script, untimed
 
-from cleanrl_utils.reproduce import first_difference
+from cleanrl_utils.card import script_flags
+from cleanrl_utils.reproduce import first_difference, harmless
 
 FLAGS = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "1024", "--no-cuda"]
 
@@ -89,6 +90,26 @@ def test_difference_of_two_curves():
     moved = one.copy()
     moved[1, 0] = 2
     assert first_difference(one, moved)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "exp_name, fine, refused",
+    [
+        (
+            "ppo",
+            "--env-id ALE/Pong-v5 --exp_name=x --no-cuda --anneal-lr False --ent-coef -.5 --num-steps=8 --track",
+            "--tyro-write-completion --tyro_print_completion --resume --resume=x --res --no-resume -h -- --env-path=x "
+            "evil:E-v0 --env-id=evil:E-v0 a\n--resume --no-such",
+        ),
+        ("ppo_continuous_action_godot", "--seed 1", "--env-path --env_path=sh --onnx-export-path"),
+        ("qdagger_dqn_atari_impalacnn", "--teacher-model-exp-name dqn_atari", "--teacher-policy-hf-repo"),
+        ("apex_atari", "--seed 1", "--ray-address"),
+    ],
+)
+def test_flags_of_strangers(exp_name, fine, refused):
+    flags = script_flags(script(exp_name))
+    assert [word for word in fine.split(" ") if not harmless(word, flags)] == []
+    assert [word for word in refused.split(" ") if harmless(word, flags)] == []
 
 
 @posix

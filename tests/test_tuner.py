@@ -47,7 +47,7 @@ run.mkdir(parents=True)
 (run / "args.json").write_text(json.dumps(args | {"total_timesteps": int(args["total_timesteps"])}))
 stubborn = ["sh", "-c", "trap '' TERM; exec sleep 100"]
 child = subprocess.Popen(stubborn) if float(args["sleep"]) > 1 else None
-names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 info = {"begun": time.time(), "env": {name: os.environ.get(name) for name in names}}
 info |= {"pids": [os.getpid()] + ([child.pid] if child else []), "argv": sys.argv[1:]}
 Path("info.json").write_text(json.dumps(info))
@@ -215,8 +215,9 @@ def test_a_rejected_combination(tune):
 
 
 def test_workers_share_the_machine(tune, monkeypatch):
-    """Four at a time, over environments, seeds and trials; each has its share of threads and one of the GPUs."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    """Four at a time, over environments, seeds and trials; each has its share of threads and half of a GPU."""
+    for name in ("OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     tune(lambda trial: {"sleep": 1}, num_trials=3, num_seeds=2, workers=4)
     runs = infos()
@@ -224,6 +225,7 @@ def test_workers_share_the_machine(tune, monkeypatch):
     running = list(itertools.accumulate(change for _, change in changes))
     assert len(runs) == 6 and max(running) == 4
     assert {run["env"]["CUDA_VISIBLE_DEVICES"] for run in runs} == {"5", "7"}
+    assert {run["env"]["XLA_PYTHON_CLIENT_MEM_FRACTION"] for run in runs} == {"0.450"}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert {run["env"]["OMP_NUM_THREADS"] for run in runs} == {str(max(1, cores // 4))}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -290,6 +292,30 @@ def test_a_grid_ends_by_itself(tune):
     assert len(tune(lambda trial: {"x": trial.suggest_float("x", 0, 5)}, 10, sampler=sampler).trials) == 3
 
 
+@pytest.mark.parametrize("kind", ["GridSampler", "BruteForceSampler"])
+def test_a_grid_loses_no_point(tune, kind):
+    """Points that were interrupted come again, even twice, and the last one of all may be rejected."""
+    import optuna
+
+    asked, grid = [], {"search_space": {"x": [1, 2, 3]}} if kind == "GridSampler" else {}
+
+    def params_fn(trial):
+        asked.append(trial.suggest_int("x", 1, 3))
+        if len(asked) in (2, 3, 5):
+            raise KeyboardInterrupt
+        if len(asked) == 6:
+            raise optuna.TrialPruned
+        return {"x": asked[-1]}
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            tune(params_fn, 10, sampler=getattr(optuna.samplers, kind)(seed=0, **grid))
+    study = tune(params_fn, 10, sampler=getattr(optuna.samplers, kind)(seed=0, **grid))
+    first, second, third = asked[0], asked[1], asked[4]
+    assert asked == [first, second, second, second, third, third] and {first, second, third} == {1, 2, 3}
+    assert states(study) == ["COMPLETE", "FAIL", "FAIL", "COMPLETE", "FAIL", "PRUNED"]
+
+
 DRIVER = """
 from cleanrl_utils.tuner import Tuner
 
@@ -322,6 +348,7 @@ def test_kill_and_resume(tune, tmp_path):
     assert "1 of 3 trials done" in done and "trial 1 was interrupted and does not count" in done
     study = tune(lambda trial: {}, 3, num_seeds=2, metric_last_n_average_window=50)
     assert states(study) == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert study.trials[1].params == study.trials[2].params != study.trials[3].params
     assert infos("runs/s/trial-0000") == first
     with pytest.raises(ValueError, match="was begun with num_seeds = 2, not 1"):
         tune(lambda trial: {}, 3, num_seeds=1, metric_last_n_average_window=50)
@@ -347,6 +374,43 @@ def test_other_storages(tune):
     assert tune(lambda trial: {}, storage="sqlite:///study.db").trials and Path("study.db").exists()
     assert len(tune(lambda trial: {}, 2, storage="sqlite:///study.db").trials) == 2
     assert tune(lambda trial: {}, study_name="t", storage="a/b.journal").trials and Path("a/b.journal").exists()
+
+
+@pytest.mark.parametrize("storage", ["{}/a.journal", "sqlite:///{}/a.db"])
+def test_a_tuner_in_another_folder(tune, tmp_path, monkeypatch, storage):
+    shared = {"script": tmp_path / "script.py", "storage": storage.format(tmp_path)}
+
+    def params_fn(trial):
+        (tmp_path / "other").mkdir()
+        with monkeypatch.context() as context, pytest.raises(ValueError, match="being tuned by another process"):
+            context.chdir(tmp_path / "other")
+            tune(lambda trial: {}, **shared)
+        return {}
+
+    assert states(tune(params_fn, **shared)) == ["COMPLETE"]
+
+
+def test_a_tuner_on_another_machine(tune):
+    """The same database and no lock in common: refused, its trials are left alone, unless it was killed or let go."""
+    import optuna
+
+    storage = optuna.storages.RDBStorage("sqlite:///study.db")
+    study = optuna.create_study(storage=storage, study_name="s", direction="maximize")
+    study.ask()
+    here, ended = os.uname().nodename, subprocess.Popen(["true"])
+    ended.wait()
+    for tuner in [here, os.getppid()], ["elsewhere", ended.pid]:
+        study.set_user_attr("tuner", tuner)
+        with pytest.raises(ValueError, match=f"being tuned by process {tuner[1]} of {tuner[0]}") as refused:
+            tune(lambda trial: {}, storage=storage)
+        assert states(study) == ["RUNNING"]
+    command = str(refused.value).split("was killed: ")[1].replace("URL", "sqlite:///study.db")
+    program, *words = shlex.split(command)
+    subprocess.run([Path(sys.executable).with_name(program), *words], check=True)
+    assert states(tune(lambda trial: {}, storage=storage)) == ["FAIL", "COMPLETE"]
+    assert study.user_attrs["tuner"] is None
+    study.set_user_attr("tuner", [here, ended.pid])
+    assert len(tune(lambda trial: {}, 2, storage=storage).trials) == 3
 
 
 @pytest.mark.parametrize(
@@ -463,8 +527,18 @@ def test_configurations_of_the_repository(monkeypatch):
 
 
 def test_ray(tune, tmp_path):
-    """Trials inside Ray tasks, on a Ray of their own: the same scores, and a pruned one ends its processes."""
+    """Trials inside Ray tasks, on a Ray of their own: the same scores, and a pruned one ends its processes.
+
+    The first run of all kills its worker, as the loss of a node does: it is run again and spends no trial.
+    """
     require("ray")
+    lost = """
+if args["seed"] == "1" and "trial-0000" in os.getcwd() and "again" not in os.getcwd():
+    worker = Path(f"/proc/{os.getsid(0)}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    os.kill(int(worker), signal.SIGKILL)
+    time.sleep(100)
+"""
+    Path("script.py").write_text(SCRIPT.replace("stubborn =", f"{lost}stubborn ="))
     Path("driver.py").write_text(
         """
 import optuna
@@ -485,6 +559,7 @@ print([trial.state.name for trial in study.trials], study.best_value)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "['COMPLETE', 'FAIL', 'PRUNED'] 4.5" in done.stdout, done.stdout
     assert "    something broke" in done.stdout
+    assert "trial-0000/A__1, it begins again (1 of 3)" in done.stdout and done.stdout.count("begins again") == 1
     pids = [pid for info in infos("runs/s/trial-0002") for pid in info["pids"]]
     assert len(pids) >= 2
     wait_until(lambda: not any(map(alive, pids)))
