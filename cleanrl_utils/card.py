@@ -78,6 +78,14 @@ def without_folders(word):
     return re.sub(r"(^|=)(?:[A-Za-z]:[\\/]|[/~]).*[\\/]", r"\1.../", str(word))
 
 
+def at_home(words):
+    """The words of a command without those that send a run to the accounts of whoever ran it."""
+    text = "\n".join(words) + "\n"
+    text = re.sub(r"(?m)^--(track|upload[-_]model)(?:[=\n](True|False))?\n", "", text)
+    text = re.sub(r"(?m)^--(wandb[-_]entity|wandb[-_]project[-_]name|hf[-_]entity)[=\n].*\n", "", text)
+    return text.splitlines()
+
+
 def returns(run_dir):
     """The returns that a run is judged by, and what they are: tag -> values, description."""
     scalars = read_scalars(run_dir)
@@ -117,7 +125,7 @@ def card(run_dir, name):
     usual = short == repository_name(args["env_id"], args["exp_name"], args["seed"])
     play = ["--exp-name", args["exp_name"], "--env-id", args["env_id"], "--seed", str(args["seed"])]
     play += ["--hf-entity", entity] if usual else ["--repo-id", name]
-    command = shlex.join(["python", f"cleanrl/{script}", *map(without_folders, arguments(run_dir))])
+    command = shlex.join(["python", f"cleanrl/{script}", *map(without_folders, at_home(arguments(run_dir)))])
     commit = Path(run_dir, "commit.txt").read_text().strip() if Path(run_dir, "commit.txt").is_file() else ""
     hyperparameters = "\n".join(f"| `{flag}` | `{without_folders(value)}` |" for flag, value in args.items())
     metrics_table = "\n".join(lines if found else [f"There are no metrics: {what}."])

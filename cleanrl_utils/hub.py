@@ -32,7 +32,8 @@ OLD_KEYS = re.compile(rb"(?<!\w)[0-9a-f]{40}(?!\w)")  # older ones of W&B look l
 
 
 def library():
-    """huggingface_hub, without progress bars in logs."""
+    """huggingface_hub, without progress bars in logs, over plain HTTP: its other way of sending hangs for minutes."""
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     try:
         import huggingface_hub
         import huggingface_hub.errors
@@ -50,7 +51,8 @@ def failure(error):
     while error is not None:
         if getattr(error, "response", None) is not None:
             return error.response.status_code
-        if type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests"):
+        network = type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests")
+        if network or isinstance(error, (ConnectionError, TimeoutError)):
             return 0
         error = error.__cause__ or error.__context__
     return None

@@ -23,6 +23,7 @@ a file, without Python: python -m cleanrl_utils.tune --help. Linux and macOS. do
 
 import difflib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -271,7 +272,7 @@ class Tuner:
             raise ValueError("workers and metric_last_n_average_window must be at least 1")
         if self.wandb_kwargs is not None and find_spec("wandb") is None:
             raise ValueError('wandb_kwargs need wandb: pip install -e ".[track]", or pip install wandb')
-        if re.search(r"[/\\\s]", self.study_name):
+        if re.search(r"[/\\\s]", self.study_name) or not self.study_name.strip("."):
             raise ValueError(f"study_name {self.study_name!r} is the name of a folder: no slashes and spaces")
         if not self.target_scores:
             raise ValueError('target_scores needs an environment, such as {"CartPole-v1": [0, 500]}')
@@ -279,8 +280,9 @@ class Tuner:
             if target is None and len(self.target_scores) > 1:
                 raise ValueError(f"target_scores: to compare several environments, {env_id} needs [low, high]")
             pair = isinstance(target, (list, tuple)) and len(target) == 2 and target[0] != target[1]
+            pair = pair and all(isinstance(x, (int, float)) and np.isfinite(x) for x in target)
             if target is not None and not pair:
-                raise ValueError(f"target_scores: {env_id} needs [low, high], not {target}")
+                raise ValueError(f"target_scores: {env_id} needs [low, high], two numbers, not {target}")
 
     def arguments(self, params):
         """Hyperparameters as a command line; flags that the script does not have are an error."""
@@ -311,18 +313,17 @@ class Tuner:
 
     def open_study(self, num_seeds):
         """The study, new or as it was left; what was running when the tuner was killed failed."""
-        study = optuna.create_study(
-            storage=open_storage(self.storage),
-            study_name=self.study_name,
-            direction=self.direction,
-            sampler=self.sampler,
-            pruner=self.pruner,
-            load_if_exists=True,
-        )
+        names = {"study_name": self.study_name, "direction": self.direction, "load_if_exists": True}
+        try:
+            storage = open_storage(self.storage)
+            study = optuna.create_study(storage=storage, sampler=self.sampler, pruner=self.pruner, **names)
+        except Exception as error:  # of a file system or of a database, whichever it is
+            raise ValueError(f"storage {self.storage}: {' '.join(str(error).split())}") from error
         settings = {"script": self.script.name, "metric": self.metric, "metric_last_n_average_window": self.window}
+        settings["text of the script"] = hashlib.sha256(self.script.read_bytes()).hexdigest()[:10]
         settings |= {"direction": self.direction, "aggregation_type": self.aggregation_type, "num_seeds": num_seeds}
         settings["target_scores"] = {env_id: target and list(target) for env_id, target in self.target_scores.items()}
-        saved = study.user_attrs.get("settings", settings)
+        saved = study.user_attrs.get("settings", settings) if self.count(study) else settings
         for name in settings:
             if saved.get(name) != settings[name]:
                 raise ValueError(
@@ -372,6 +373,13 @@ class Tuner:
             params = self.params_fn(trial)
             argv = self.arguments(params)
             total = {name.strip("-").replace("-", "_"): params[name] for name in params}.get("total_timesteps")
+            begun_with = study.user_attrs.get("total_timesteps") if self.count(study) else None
+            if begun_with not in (None, total) and not any("timesteps" in name for name in trial.params):
+                raise ValueError(
+                    f"study {self.study_name} was begun with total-timesteps {begun_with}, not {total}: "
+                    "scores would not compare, choose another study_name"
+                )
+            study.set_user_attr("total_timesteps", total)
             trial.set_user_attr("arguments", argv)
             folder, runs = self.trial_folder(trial), []
             if folder.exists():

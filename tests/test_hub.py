@@ -60,7 +60,7 @@ def trained(tmp_path_factory):
 
 def tool(name, *argv, hub, cwd, code=0, token=TOKEN, **changes):
     """Run a tool against a hub; returns its output and, one line where it fails, what it complains about."""
-    names = {"HF_ENDPOINT": hub if isinstance(hub, str) else hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": token}
+    names = {"HF_ENDPOINT": hub if isinstance(hub, str) else hub.url, "HF_TOKEN": token}
     env = environment(**(names | {"HF_HOME": str(cwd / "hf"), "PYTHONPATH": str(ROOT)} | changes))
     command = [sys.executable, "-m", f"cleanrl_utils.{name}", *map(str, argv)]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -141,7 +141,7 @@ def test_pull_leaves_other_folders_alone(hub, trained, tmp_path):
 def test_a_file_hands_its_run_over(hub, tmp_path):
     """--upload-model pushes the finished folder; if that fails, the run does not, and says what is left to do."""
     require_for("dqn")
-    names = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
+    names = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
     env = environment(**names, PYTHONPATH=str(ROOT))
     flags = [flag for flag in TRAIN if flag != "--save-model"]
     done = run(script("dqn"), *flags, "--upload-model", cwd=tmp_path, env=env)
@@ -167,14 +167,15 @@ def test_card_of_a_run_without_evaluation(trained, tmp_path):
 
     for name in ("dqn.py", "args.json"):
         shutil.copy(trained / name, tmp_path)
-    command = f"/home/me/venv/bin/python /home/me/dqn.py --wandb-entity=/home/me/x --hf-entity '{tmp_path}/a b'"
+    command = f"/home/me/venv/bin/python /home/me/dqn.py --exp-name=/home/me/x --env-id '{tmp_path}/a b' --track"
+    command += " --wandb-entity=me --upload-model True --hf-entity 'me too' --seed 3"
     (tmp_path / "command.txt").write_text(f"{command}\n/home/me/python dqn.py --resume x\n")
     with SummaryWriter(tmp_path) as writer:
         for i in range(150):
             writer.add_scalar("charts/episodic_return", i, i)
     text = card(tmp_path, "me/other")
     assert "value: 99.50 +/- 28.87" in text and "100 last episodes of training" in text
-    assert "python cleanrl/dqn.py --wandb-entity=.../x --hf-entity '.../a b'\n" in text and "/home/me" not in text
+    assert "python cleanrl/dqn.py --exp-name=.../x --env-id '.../a b' --seed 3\n" in text and "/home/me" not in text
     assert "--repo-id me/other" in text
 
 

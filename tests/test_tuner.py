@@ -370,6 +370,19 @@ def test_interrupt_stops_the_scripts(tune):
     assert states(study) == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
 
 
+def test_scores_that_would_not_compare(tune):
+    """Another budget or another text of the script; settings of a study in which no trial counts are replaced."""
+    with pytest.raises(RuntimeError):
+        tune(lambda trial: 1 / 0 if trial.number else {}, metric="none", num_seeds=2)
+    Path("runs").rename("failed")
+    tune(lambda trial: {"total-timesteps": 10})
+    with pytest.raises(ValueError, match="begun with total-timesteps 10, not 20"):
+        tune(lambda trial: {"total-timesteps": 20}, 2)
+    Path("script.py").write_text(SCRIPT + "# edited\n")
+    with pytest.raises(ValueError, match="begun with text of the script"):
+        tune(lambda trial: {"total-timesteps": 10}, 2)
+
+
 def test_other_storages(tune):
     assert tune(lambda trial: {}, storage="sqlite:///study.db").trials and Path("study.db").exists()
     assert len(tune(lambda trial: {}, 2, storage="sqlite:///study.db").trials) == 2
@@ -422,9 +435,13 @@ def test_a_tuner_on_another_machine(tune):
         ({"target_scores": {}}, "needs an environment"),
         ({"target_scores": {"A": None, "B": [0, 1]}}, "several environments, A needs"),
         ({"target_scores": {"A": [1, 1]}}, r"A needs \[low, high\]"),
+        ({"target_scores": {"A": ["a", "b"]}}, r"A needs \[low, high\]"),
+        ({"storage": "nowhere://x"}, "storage nowhere://x: "),
+        ({"storage": "script.py"}, "storage script.py: "),
         ({"workers": 0}, "workers"),
         ({"engine": "slurm"}, "engine must be one of local, ray"),
         ({"study_name": "a/b"}, "no slashes"),
+        ({"study_name": ".."}, "no slashes"),
         ({"params_fn": lambda trial: {"total-timestep": 1}}, "no flag --total-timestep: did you mean total-timesteps"),
         ({"params_fn": lambda trial: {"seed": 1}}, "--seed is set by the tuner"),
     ],
@@ -495,7 +512,7 @@ def test_command_line(tune):
         ("low = 1, high = 8", "low = 1, high = 'x'", "must be numbers"),
         ("low = 1, high = 8", "low = 8, high = 1", "params: n: "),
         ("{ low = 1, high = 2 }", "{ low = 1, high = 2, choices = [1] }", "x needs either low and high"),
-        ('A = "raw"', "A = 5", "A needs [low, high], not 5"),
+        ('A = "raw"', "A = 5", "A needs [low, high], two numbers, not 5"),
         ("RandomSampler", "RandmSampler", "unknown name RandmSampler: did you mean RandomSampler"),
         ("seed = 3", "sed = 3", "unexpected keyword argument 'sed'"),
         ("script.py", "nowhere.py", "nowhere.py does not exist"),
