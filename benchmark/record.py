@@ -47,12 +47,24 @@ def read_runs(run_dir):
     return runs
 
 
+def has_ended(args, steps):
+    """Whether a run with these flags that has logged its speed at these steps has come to its end.
+
+    That is --total-timesteps; files with rollouts (--num-steps) log once after each and make no part of one, PPG no
+    part of a phase of --n-iteration rollouts. The steps tell the size of a rollout, which not all files have as flags.
+    """
+    steps = sorted({0, *steps})
+    unit = (steps[-1] - steps[-2]) * args.get("n_iteration", 1) if "num_steps" in args else 1
+    return steps[-1] >= args["total_timesteps"] // unit * unit
+
+
 def read_run(run_dir):
     args = json.loads((run_dir / "args.json").read_text())
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     returns = events.Scalars("charts/episodic_return")
     if "charts/episodes" in events.Tags()["scalars"]:  # an entry is the mean of as many episodes
         returns = [event for event, n in zip(returns, events.Scalars("charts/episodes")) for _ in range(int(n.value))]
+    steps = [event.step for event in events.Scalars("charts/SPS")]
     script = next(path.name for path in run_dir.glob("*.py"))
     packages = dict(line.split("==") for line in (run_dir / "packages.txt").read_text().split())
     return {
@@ -61,7 +73,8 @@ def read_run(run_dir):
         "env_id": args["env_id"],
         "seed": args["seed"],
         "steps": args["total_timesteps"],
-        "last_step": max(event.step for event in events.Scalars("charts/SPS")),
+        "last_step": max(steps),
+        "ended": has_ended(args, steps),
         "returns": np.array([(event.step, event.value) for event in returns]),
         "commit": (run_dir / "commit.txt").read_text()[:10],
         "command": re.sub(r" --seed \d+", "", (run_dir / "command.txt").read_text().split("\n")[0]),  # as it began
@@ -80,7 +93,7 @@ def reference_score(reference, run):
 def main(options):
     groups = defaultdict(list)
     for run in (run for run_dir in options.runs for run in read_runs(run_dir)):
-        if run["last_step"] < 0.99 * run["steps"]:
+        if not run["ended"]:
             if not options.partial:
                 sys.exit(
                     f"{run['folder']} stopped at step {run['last_step']} of {run['steps']}: resume it, or say --partial"

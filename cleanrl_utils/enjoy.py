@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils.card import fail, load_args, repository_name
-from cleanrl_utils.evaluate import evaluate_run
+from cleanrl_utils.evaluate import CannotPlay, evaluate_run
 from cleanrl_utils.hub import SCRIPTS, download, find, need_model
 
 
@@ -91,6 +91,8 @@ def main(argv=None):
         fetch(repo_id, args.revision, args.env_id, args.exp_name, folder, args.trust_remote_code)
         try:
             returns = evaluate_run(folder, args.episodes, cpu=args.cpu, **options)
+        except CannotPlay as error:
+            fail(error)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             fail(f"the model does not fit the script: {type(error).__name__}: {reason[:300]}")

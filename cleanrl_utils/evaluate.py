@@ -2,13 +2,15 @@
 
 The run folder holds all that this takes: the copy of the script that made it, its flags (args.json) and its weights
 (model.safetensors, written by --save-model). The script's copy is run, the weights are data. Each episode is played in
-an environment of its own, with seeds that training did not use. --deterministic takes the likeliest action, the mean or
-the best, --stochastic draws actions or adds the noise of training; without either the file's own choice is kept.
+an environment of its own, with the seeds from --seed on; training began with those from the run's own seed on, one for
+each environment, and the default is far from them. --deterministic takes the likeliest action, the mean or the best,
+--stochastic draws actions or adds the noise of training; without either the file's own choice is kept.
 
     from cleanrl_utils.evaluate import evaluate, evaluate_run
     returns = evaluate_run("runs/CartPole-v1__ppo__1__1700000000", episodes=10, deterministic=True)
 
-plays a run as well, and `evaluate` a model of which only the weights are there. Exit codes: 0 played, 2 wrong usage.
+plays a run as well, or raises CannotPlay, a ValueError; `evaluate` plays a model of which only the weights are there.
+Exit codes: 0 played, 2 wrong usage, such as a folder whose model cannot be played.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import closing
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -27,13 +30,27 @@ HELD_OUT = 2**30  # what the files add to a seed of training for their own evalu
 FILMING = ("record_video", "record_game", "film_game", "film_match", "film_level", "film_episode")
 
 
+class CannotPlay(ValueError):
+    """Why a run cannot be played, in one line."""
+
+
 def fail(message):
     print(f"evaluate: {message}", file=sys.stderr)
     sys.exit(2)
 
 
+def one_line(error):
+    return " ".join(str(error).split())[:300]
+
+
 def load_args(run_dir):
-    return json.loads(Path(run_dir, "args.json").read_text())
+    try:
+        args = json.loads(Path(run_dir, "args.json").read_text())
+    except ValueError:
+        args = None
+    if not isinstance(args, dict) or not isinstance(args.get("env_id"), str) or not isinstance(args.get("seed"), int):
+        raise CannotPlay(f"{run_dir}: args.json does not hold the flags of a run")
+    return args
 
 
 def load_run(run_dir):
@@ -42,17 +59,18 @@ def load_run(run_dir):
     for name in ("args.json", "model.safetensors"):
         if not (run_dir / name).is_file():
             hint = ": train with --save-model" if name == "model.safetensors" and run_dir.is_dir() else ""
-            fail(f"{run_dir} is not a run with a model, {name} is missing{hint}")
+            raise CannotPlay(f"{run_dir} is not a run with a model, {name} is missing{hint}")
     scripts = list(run_dir.glob("*.py"))
     if len(scripts) != 1:
-        fail(f"{run_dir} should hold one script, the copy that a run makes, and holds {len(scripts)}")
+        raise CannotPlay(f"{run_dir} should hold one script, the copy that a run makes, and holds {len(scripts)}")
+    args = load_args(run_dir)
     spec = spec_from_file_location(scripts[0].stem, scripts[0])
     module = sys.modules[spec.name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except ImportError as error:
-        fail(f"{scripts[0].name} needs a package that is not installed: {error}")
-    return module, load_args(run_dir)
+        raise CannotPlay(f"{scripts[0].name} needs a package that is not installed: {error}") from error
+    return module, args
 
 
 def default_device(module, cpu=False):
@@ -69,16 +87,29 @@ def open_envs(module, args, **options):
     known = inspect.signature(module.make_envs).parameters
     try:
         return module.make_envs(**{name: options[name] for name in known if name in options})
-    except (ImportError, OSError, RuntimeError, ValueError, module.gym.error.Error) as error:
-        fail(error)
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError, module.gym.error.Error) as error:
+        raise CannotPlay(one_line(error)) from error
+
+
+def fitting(function):
+    """A function of a model, with one error for all those of weights that do not fit; Flax has them at first use."""
+
+    def call(*args, **options):
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise CannotPlay(f"the model does not fit the script: {reason}") from error
+
+    return call
 
 
 def load_mode(module, run_dir, envs, device, deterministic=None):
     """The policy of a run in one of its modes, by default in the one that the file evaluates itself."""
     mode = {} if deterministic is None else {"deterministic": deterministic}
     if mode.keys() - inspect.signature(module.load_policy).parameters.keys():
-        fail(f"{run_dir} was made by a version of {module.__name__}.py that has one mode only: name none")
-    return module.load_policy(Path(run_dir), envs, device, **mode)
+        raise CannotPlay(f"{run_dir} was made by a version of {module.__name__}.py that has one mode only: name none")
+    return fitting(fitting(module.load_policy)(Path(run_dir), envs, device, **mode))
 
 
 def film(module, args, run_dir, device, seed, deterministic, path):
@@ -87,8 +118,12 @@ def film(module, args, run_dir, device, seed, deterministic, path):
         module.torch.manual_seed(seed)
     players = 2 if hasattr(module, "pettingzoo") else 1
     by_file = next((getattr(module, name) for name in FILMING if hasattr(module, name)), None)
-    with tempfile.TemporaryDirectory() as folder:
-        envs = open_envs(module, args, num_envs=players, seed=seed, capture_video=not by_file, run_name=folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opening = {"num_envs": players, "seed": seed, "capture_video": not by_file}
+    with (  # the environments end first: what they are filming by then goes to the folder, too
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_envs(module, args, run_name=folder, **opening)) as envs,
+    ):
         policy = load_mode(module, run_dir, envs, device, deterministic)
         films = Path(folder, "videos")
         for _ in range(100):  # a file that makes clips of many steps may need several episodes for one
@@ -99,24 +134,23 @@ def film(module, args, run_dir, device, seed, deterministic, path):
                 options |= {"path": films / "film.mp4", "levels": {"distribution_mode": args.get("distribution_mode")}}
                 by_file(**{name: options[name] for name in inspect.signature(by_file).parameters})
             if made := sorted(films.glob("*.mp4")):
-                path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(made[0], path)
                 return
-    fail("100 episodes were too short for a clip: leave --capture-video out")
+    raise CannotPlay("100 episodes were too short for a clip: leave --capture-video out")
 
 
 def check_filming(module, args):
     """End with one line what --capture-video cannot film."""
     if find_spec("moviepy") is None:
-        fail("--capture-video needs moviepy: pip install moviepy")
+        raise CannotPlay("--capture-video needs moviepy: pip install moviepy")
     if "capture_video" not in args:
-        fail(f"{module.__name__}.py cannot film: leave --capture-video out")
+        raise CannotPlay(f"{module.__name__}.py cannot film: leave --capture-video out")
     if any(hasattr(module, name) for name in FILMING):
         return
     envs = open_envs(module, args, num_envs=1)
     if "rgb_array" not in getattr(envs, "metadata", {}).get("render_modes", []):
         if not hasattr(getattr(envs, "simulator", None), "render"):
-            fail(f"{args['env_id']} cannot render images: leave --capture-video out")
+            raise CannotPlay(f"{args['env_id']} cannot render images: leave --capture-video out")
     envs.close()
 
 
@@ -126,11 +160,15 @@ def evaluate_run(
     """The undiscounted returns of some episodes of the saved policy of a run; in games of two players, (episodes, 2).
 
     `capture_video` films one more episode, with the seed of the first, as eval-SEED.mp4 in `video_folder` or the run's.
+    What cannot be played raises CannotPlay.
     """
     if capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
     module, args = load_run(run_dir)
     seed = args["seed"] + HELD_OUT if seed is None else seed
+    first, last = args["seed"], args["seed"] + args.get("num_envs", args.get("local_num_envs", 1)) - 1
+    if first - episodes < seed <= last:
+        print(f"evaluate: seed {seed}: not held out, training began with seeds {first} to {last}", file=sys.stderr)
     device = default_device(module, cpu)
     args["cuda"] = args.get("cuda", True) and not cpu
     if capture_video:
@@ -138,15 +176,14 @@ def evaluate_run(
         path = Path(video_folder or Path(run_dir, "videos"), f"eval-{seed}.mp4")
         try:
             film(module, args, run_dir, device, seed, deterministic, path)
-        except (ImportError, module.gym.error.Error) as error:
-            fail(f"--capture-video: {error}")
+        except (ImportError, OSError, module.gym.error.Error) as error:
+            raise CannotPlay(f"--capture-video: {one_line(error)}") from error
         print(f"Film: {path}")
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
     players = 2 if hasattr(module, "pettingzoo") else 1
-    envs = open_envs(module, args, num_envs=episodes * players, seed=seed)
-    returns = np.asarray(module.evaluate(load_mode(module, run_dir, envs, device, deterministic), envs, seed=seed))
-    envs.close()
+    with closing(open_envs(module, args, num_envs=episodes * players, seed=seed)) as envs:
+        returns = np.asarray(module.evaluate(load_mode(module, run_dir, envs, device, deterministic), envs, seed=seed))
     return returns.reshape(-1, players) if players > 1 else returns
 
 
@@ -202,15 +239,25 @@ def evaluate(model_path, make_env, env_id, eval_episodes, run_name, Model, devic
     return episodic_returns
 
 
+def check_output(path):
+    """End now what could not be written after the episodes."""
+    new = not os.path.exists(path)
+    try:
+        path.open("a").close()
+    except OSError as error:
+        fail(f"--output {path}: {error.strerror}")
+    if new:
+        path.unlink()
+
+
 def main():
-    parser = argparse.ArgumentParser(
-        prog="python -m cleanrl_utils.evaluate", description="Play the saved model of a run (--save-model)."
-    )
+    style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.evaluate", **style)
     parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
     parser.add_argument(
         "--episodes", type=int, default=10, help="episodes, one per environment (default: 10; in Godot one per agent)"
     )
-    parser.add_argument("--seed", type=int, help="seed (default: that of the run plus 2**30, never used to train)")
+    parser.add_argument("--seed", type=int, help="first seed (default: that of the run plus 2**30, not used to train)")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--deterministic", action="store_true", help="take the likeliest action, the mean or the best")
     modes.add_argument("--stochastic", action="store_true", help="draw actions, or act with the noise of training")
@@ -221,11 +268,14 @@ def main():
     args = parser.parse_args()
     if args.episodes < 1:
         fail("--episodes must be at least 1")
-    if args.output and not args.output.absolute().parent.is_dir():
-        fail(f"--output {args.output}: there is no folder {args.output.parent}")
+    if args.output:
+        check_output(args.output)
     deterministic = args.deterministic if args.deterministic or args.stochastic else None
     video = {"capture_video": args.capture_video or bool(args.video_folder), "video_folder": args.video_folder}
-    returns = evaluate_run(args.run_dir, args.episodes, args.seed, args.cpu, deterministic, **video)
+    try:
+        returns = evaluate_run(args.run_dir, args.episodes, args.seed, args.cpu, deterministic, **video)
+    except CannotPlay as error:
+        fail(error)
     flags = load_args(args.run_dir)
     if flags.get("num_seeds", 1) > 1:
         print("Of the seeds that this run trained side by side, the first:")

@@ -24,6 +24,7 @@ def play(*argv, cwd, code=0):
     command = [sys.executable, "-m", "cleanrl_utils.evaluate", *map(str, argv)]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stdout + done.stderr
+    assert "Unable to save last video" not in done.stderr, "the filming environments were not closed"
     return done.stdout if code == 0 else done.stderr
 
 
@@ -51,12 +52,16 @@ def test_plays(name, tmp_path):
         check_film(tmp_path / film)
     else:
         assert again == first and not (tmp_path / folder / "videos").exists()
+    if name == "ppo_jax":  # whose shapes are compared when it acts
+        args = json.loads((tmp_path / folder / "args.json").read_text())
+        (tmp_path / folder / "args.json").write_text(json.dumps(args | {"env_id": "Acrobot-v1"}))
+        assert "the model does not fit the script" in play(folder, cwd=tmp_path, code=2).splitlines()[-1]
     if name == "sac_continuous_action_jax":
         logged = [value for tag, _, value in raw_scalars(run_dir(tmp_path)) if tag == "eval/episodic_return"]
         assert returns == pytest.approx(logged, abs=0.01), "not the policy that the file evaluated"
 
 
-def test_modes_and_wrong_usage(tmp_path):
+def test_modes_and_wrong_usage(tmp_path, monkeypatch, capsys):
     assert "no-such-run is not a run with a model" in play("no-such-run", cwd=tmp_path, code=2)
     run(script("ppo"), *smoke("ppo", seed=3), "--save-model", cwd=tmp_path)
     folder, played = run_dir(tmp_path), {}
@@ -70,13 +75,55 @@ def test_modes_and_wrong_usage(tmp_path):
 
     assert "not allowed with" in play(folder, "--deterministic", "--stochastic", cwd=tmp_path, code=2)
     assert "--episodes" in play(folder, "--episodes", 0, cwd=tmp_path, code=2)
-    assert "there is no folder no" in play(folder, "--output", "no/result.json", cwd=tmp_path, code=2)
+    assert "Exit codes: 0" in play("--help", cwd=tmp_path)
     text = (folder / "ppo.py").read_text()
     (folder / "ppo.py").write_text(text.replace("device, deterministic=False):", "device):\n    deterministic = False"))
     play(folder, "--episodes", 1, cwd=tmp_path)
     assert "has one mode only" in play(folder, "--deterministic", cwd=tmp_path, code=2), "of an older version"
+    (folder / "ppo.py").write_text(text)
+    check_wrong_usage(folder, tmp_path, monkeypatch, capsys)
+
+
+def check_wrong_usage(folder, tmp_path, monkeypatch, capsys):
+    """One line and exit code 2 before anything is played; from Python an error that a loop over runs can catch."""
+    from safetensors.numpy import load_file, save_file
+
+    from cleanrl_utils.evaluate import evaluate_run, main
+
+    def wrong(words, *argv, python=True):
+        monkeypatch.setattr(sys, "argv", ["evaluate", str(folder), *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        assert end.value.code == 2 and captured.out == "", captured
+        assert words in captured.err and captured.err.count("\n") == 1, captured.err
+        if python:
+            with pytest.raises(ValueError, match=re.escape(words)):
+                evaluate_run(folder)
+
+    assert len(evaluate_run(folder, seed=5, episodes=2)) == 2 and capsys.readouterr().err == ""
+    for seed in 2, 3, 4:
+        evaluate_run(folder, seed=seed, episodes=2)
+        assert re.fullmatch(r"evaluate: seed \d: not held out, .* seeds 3 to 4\n", capsys.readouterr().err)
+    (tmp_path / "file").touch()
+    for path in tmp_path, tmp_path / "no/result.json", tmp_path / ("long" * 99):
+        wrong(f"--output {path}: ", "--output", path, python=False)
+    wrong("--capture-video", "--video-folder", tmp_path / "file", python=False)
+
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-9])
+    wrong("the model does not fit the script: SafetensorError", "--output", tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()
+    (folder / "model.safetensors").write_bytes(weights)
+    save_file({f"other.{name}": x for name, x in load_file(folder / "model.safetensors").items()}, folder / "other")
+    os.replace(folder / "other", folder / "model.safetensors")
+    wrong("the model does not fit the script: RuntimeError")
     (folder / "model.safetensors").unlink()
-    assert "--save-model" in play(folder, cwd=tmp_path, code=2)
+    wrong("model.safetensors is missing: train with --save-model")
+    (folder / "model.safetensors").write_bytes(weights)
+    for broken in "{", "{}", "[1]", '{"env_id": "CartPole-v1", "seed": null}':
+        (folder / "args.json").write_text(broken)
+        wrong("args.json does not hold the flags of a run")
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])

@@ -284,6 +284,13 @@ def published(trained, **changes):
     return repository
 
 
+def test_enjoy_a_model_that_cannot_be_played(hub, trained, tmp_path):
+    cut = (trained / "model.safetensors").read_bytes()[:-9]
+    hub.repositories[NAME] = published(trained, **{"model.safetensors": cut})
+    _, line = tool("enjoy", *ENJOY, hub=hub, cwd=tmp_path, code=2)
+    assert line.startswith("enjoy: the model does not fit the script: SafetensorError")
+
+
 def test_pickles_are_not_touched(hub, trained, tmp_path):
     """As published before safetensors, or as an attacker would: neither loaded nor even downloaded."""
     bomb, mark = tmp_path / "bomb", pickle.dumps(Bomb(tmp_path / "exploded"))

@@ -1,0 +1,34 @@
+"""python -m benchmark.record takes runs that have come to their end, and says where the others stopped."""
+
+import csv
+import json
+
+import pytest
+from conftest import run, run_dir, script, smoke
+
+from benchmark.record import Options, has_ended, main
+
+
+@pytest.mark.parametrize("name, total, last, next_stop", [("ppo", 300, 256, 320), ("dqn", 250, 250, 251)])
+def test_takes_what_has_ended(name, total, last, next_stop, tmp_path):
+    """PPO stops at the last whole rollout, of 64 steps here."""
+    run(script(name), *smoke(name, total_timesteps=total), cwd=tmp_path)
+    folder, scores = run_dir(tmp_path), tmp_path / "scores.csv"
+    main(Options([folder], scores))
+    (row,) = csv.DictReader(scores.open())
+    assert row["steps"] == str(total) and float(row["score_mean"]) > 0
+    args = json.loads((folder / "args.json").read_text())
+    (folder / "args.json").write_text(json.dumps(args | {"total_timesteps": next_stop}))
+    with pytest.raises(SystemExit, match=f"stopped at step {last} of {next_stop}: resume it"):
+        main(Options([folder], scores))
+    main(Options([folder], scores, partial=True))
+    assert {int(row["steps"]) for row in csv.DictReader(scores.open())} == {total, last}
+
+
+def test_where_runs_end():
+    """PPG stops at the last whole phase, whichever rollout it was interrupted in; what has no rollouts at the total."""
+    flags = {"num_steps": 50, "num_envs": 2, "n_iteration": 4, "total_timesteps": 1000}
+    assert [has_ended(flags, range(100, last + 1, 100)) for last in (100, 400, 700, 800)] == [False] * 3 + [True]
+    assert [has_ended({"total_timesteps": 250}, [100, 200, last]) for last in (200, 249, 250, 252)] == [False] * 2 + [
+        True
+    ] * 2
