@@ -13,6 +13,7 @@ Exit codes: 0 printed or identical, 1 the second run or the hub failed, 2 wrong 
 import argparse
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from importlib.metadata import distributions
@@ -257,6 +258,8 @@ def main(argv=None):
     if not (run_dir / "args.json").is_file():
         fail(f"{run_dir} is not a run folder, args.json is missing")
     if not args.again:
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
         return plan(run_dir)
     for line in notes(run_dir):
         print(f"Warning: {line}")
