@@ -54,40 +54,33 @@ def install(extras):
     stamp.write_text(json.dumps({"pyproject": pyproject, "extras": extras}))
 
 
-def install_gl():
-    """Without a screen MuJoCo renders through EGL and OpenGL, and Qt needs GLib: system libraries."""
-    if not sys.platform.startswith("linux") or all(map(ctypes.util.find_library, ["EGL", "GL", "gthread-2.0"])):
-        return
-    packages = ["libegl1", "libgl1", "libgl1-mesa-dri", "libglib2.0-0"]
+def apt(packages, what):
+    """Install packages of the system, or say how; an empty list is there already."""
     command = ["apt-get", "install", "-qy", "--no-install-recommends", *packages]
+    if not packages or not sys.platform.startswith("linux"):
+        return
     if not shutil.which("apt-get") or os.geteuid() != 0:
-        sys.exit(f"The tests need EGL, OpenGL and GLib; on Debian and Ubuntu: sudo {' '.join(command)}")
+        sys.exit(f"The tests need {what}; on Debian and Ubuntu: sudo {' '.join(command)}")
     call("apt-get", "update", "-q")
     call(*command, DEBIAN_FRONTEND="noninteractive")
+
+
+def install_gl():
+    """Without a screen MuJoCo renders through EGL and OpenGL, and Qt needs GLib."""
+    there = all(map(ctypes.util.find_library, ["EGL", "GL", "gthread-2.0"]))
+    apt([] if there else ["libegl1", "libgl1", "libgl1-mesa-dri", "libglib2.0-0"], "EGL, OpenGL and GLib")
 
 
 def install_godot():
     """The Godot engine without a screen, which plays the game in tests/godot."""
-    if not sys.platform.startswith("linux") or shutil.which("godot3-server"):
-        return
-    command = ["apt-get", "install", "-qy", "--no-install-recommends", "godot3-server"]
-    if not shutil.which("apt-get") or os.geteuid() != 0:
-        sys.exit(f"The tests of Godot need godot3-server; on Debian and Ubuntu: sudo {' '.join(command)}")
-    call("apt-get", "update", "-q")
-    call(*command, DEBIAN_FRONTEND="noninteractive")
+    apt([] if shutil.which("godot3-server") else ["godot3-server"], "Godot")
 
 
 def install_slurm():
     """The programs of a Slurm cluster, which the tests start in a network of its own, made with `ip`."""
     packages = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge", "ip": "iproute2"}
-    missing = sorted({package for program, package in packages.items() if not shutil.which(program)})
-    if not sys.platform.startswith("linux") or not missing:
-        return
-    command = ["apt-get", "install", "-qy", "--no-install-recommends", *missing]
-    if not shutil.which("apt-get") or os.geteuid() != 0:
-        sys.exit(f"The tests of the engines need Slurm; on Debian and Ubuntu: sudo {' '.join(command)}")
-    call("apt-get", "update", "-q")
-    call(*command, DEBIAN_FRONTEND="noninteractive")
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    apt(sorted({packages[program] for program in packages if not shutil.which(program, path=path)}), "Slurm")
 
 
 def train(arguments):
@@ -100,7 +93,8 @@ def test(arguments):
     python("-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "requirements/no-deps.txt")
     install_gl()
     install_godot()
-    install_slurm()
+    if "test_engines.py" not in " ".join(arguments) or "--ignore" not in " ".join(arguments):
+        install_slurm()
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
     python("-m", "cleanrl_utils.style")
     python("-m", "ruff", "check", *folders)
