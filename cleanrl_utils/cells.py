@@ -39,7 +39,7 @@ def script_of(command):
     for i, word in enumerate(command):
         if word.endswith(".py"):
             return i, word
-        module = Path(*word.split(".")).with_suffix(".py") if word.strip(".") else Path()
+        module = Path(*word.split(".")[:-1], word.split(".")[-1] + ".py")
         if i and command[i - 1] == "-m" and module.is_file():
             return i, str(module)
     return None, None

@@ -135,6 +135,8 @@ def test_prints_the_commands(folder):
     out = finish(start(folder, "--num-seeds", 2, "--start-seed", 3, "--workers", 0))
     words = [line.split()[-4:] for line in out.splitlines()]
     assert words == [["--env-id", env_id, "--seed", str(seed)] for env_id in "ab" for seed in (3, 4)]
+    out = finish(start(folder, "--command", "nice ./ / python trainer.py", "--env-ids", "a", "--num-seeds", 1))
+    assert out == "nice ./ / python trainer.py --env-id a --seed 1\n"
     assert not (folder / "runs").exists()
 
 
