@@ -7,7 +7,7 @@
 
 Each engine starts `cleanrl_utils/cells.py MATRIX.json INDEX` for the cells that are missing. What became of a cell is
 read from its folder (done.json, failed.json), which all machines share; the queue only says what is still to come.
-See docs/engines.md.
+See docs/advanced/engines.md.
 """
 
 import json

@@ -18,7 +18,7 @@
 A trial is one process of the script for each environment and seed, each in a folder of its own below runs/my-study. Its
 score: the mean of the last values of the metric of each run, scaled by the target scores, aggregated over environments,
 averaged over seeds. The study is on disk: the same call goes on where it was stopped or killed, to the same total. From
-a file, without Python: python -m cleanrl_utils.tune --help. Linux and macOS. docs/hyperparameter-tuning.md says more.
+a file, without Python: python -m cleanrl_utils.tune --help. Linux, macOS. More: docs/advanced/hyperparameter-tuning.md
 """
 
 import difflib
@@ -223,7 +223,7 @@ def open_storage(storage):
 
 
 class Tuner:
-    """A search; every argument is explained in docs/hyperparameter-tuning.md."""
+    """A search; every argument is explained in docs/advanced/hyperparameter-tuning.md."""
 
     def __init__(
         self,

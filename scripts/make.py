@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
 TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
-TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune", "cloud"}
+TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune", "cloud", "docs"}
 
 
 def call(*command, **environment):
@@ -83,6 +83,12 @@ def install_slurm():
     apt(sorted({packages[program] for program in packages if not shutil.which(program, path=path)}), "Slurm")
 
 
+def install_browser():
+    """The browser in which the tests look at the benchmark page and the site, and letters for it."""
+    found = any(map(shutil.which, ["chromium", "chromium-browser", "google-chrome"]))
+    apt([] if found else ["chromium", "fonts-dejavu-core"], "Chromium")
+
+
 def train(arguments):
     install(set())
     python("cleanrl/ppo.py", "--env-id", "CartPole-v1", *arguments, "--save-model")
@@ -93,6 +99,7 @@ def test(arguments):
     python("-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "requirements/no-deps.txt")
     install_gl()
     install_godot()
+    install_browser()
     if "test_engines.py" not in " ".join(arguments) or "--ignore" not in " ".join(arguments):
         install_slurm()
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
