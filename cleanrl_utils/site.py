@@ -7,8 +7,8 @@
 - What stands between `<!-- results: ppo.py ppo_atari.py -->` and `<!-- /results -->`: the scores of these files in
   benchmark/results, the published ones and the commands. `<!-- results: all -->` takes all files.
 - What stands between `<!-- algorithms -->` and `<!-- /algorithms -->`: the pages of the algorithms and their files.
-- On the site alone, `<!-- curves: ppo.py dqn.py CartPole-v1 -->` shows recorded curves of files, in the environments that
-  it names or in all, and `<!-- diff: c51.py -->` the code that a file changes of its parent.
+- On the site alone, `<!-- curves: ppo.py dqn.py CartPole-v1 -->` shows recorded curves of files, in the environments
+  that it names or in all, and `<!-- diff: c51.py -->` the code that a file changes of its parent.
 - Metrics that a file logs and the page of its algorithm does not explain are named; nobody but you can fix those.
 
 `build` puts the pages together with those made from the code (source, flags, diffs, metrics, descent, curves), turns

@@ -550,7 +550,8 @@ def diff_html(root, parent, name, link, excerpt=False):
             parts.append(f"<details><summary>{stop - before} lines that both have</summary>{inner}</details>")
         parts.append(pair(old[stop:], new[stop:], "same") if after else "")
     head = "".join(f'<div><a href="{link(stem)}">{stem}.py</a></div>' for stem in (parent, name))
-    return f'<div class="highlight diff"><div class="head">{head}</div>{"".join(parts)}</div>'
+    kind = "diff excerpt" if excerpt else "diff"
+    return f'<div class="highlight {kind}"><div class="head">{head}</div>{"".join(parts)}</div>'
 
 
 # Descent
