@@ -35,6 +35,7 @@ from cleanrl_utils import results, stats
 PAGE = Path(__file__).parent / "report_page"
 RETURN = "charts/episodic_return"
 BINS, RECORDED_BINS = 200, 100
+SMOOTH = 2  # points on either side over which the page first averages a run
 GENERATOR = '<meta name="generator" content="cleanrl_utils.report">'
 TAUS = 101
 
@@ -134,12 +135,22 @@ def curves_of(run, tags):
     return {tag: both for tag, both in found.items() if both}
 
 
-def on_grid(curves):
-    """Curves at common places, [curves, points]: straight lines between their points, nan where they have none."""
+def smoothed(values, reach):
+    """A moving average over so many points on either side, of those that are known."""
+    there = ~np.isnan(values)
+    window = np.ones(2 * reach + 1)
+    n = np.convolve(there, window)[reach:-reach] if reach else there
+    total = np.convolve(np.where(there, values, 0), window)[reach:-reach] if reach else values
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(there, total / n, np.nan)
+
+
+def on_grid(curves, reach=SMOOTH):
+    """Smoothed curves at common places, [curves, points]: straight lines between their points, nan where they have none."""
     end, bins = max(curve[0] for curve in curves), max(len(curve[1]) for curve in curves)
     places, rows = (np.arange(bins) + 0.5) / bins * end, []
     for own_end, values in curves:
-        values = np.array(values, dtype=float)
+        values = smoothed(np.array(values, dtype=float), reach)
         x, there = (np.arange(len(values)) + 0.5) / len(values) * own_end, ~np.isnan(values)
         slack = 1e-9 * x[-1]
         row = np.interp(places, x[there], values[there])
@@ -260,7 +271,7 @@ def statistics(runs, curves, tags):
                 found = [curves[i][tag][axis] for i in group if axis in curves[i].get(tag, {})]
                 if len(found) > 1:
                     _, low, high = stats.bootstrap_curves(on_grid(found))
-                    numbers[f"band {tag} {axis} 0 {','.join(map(str, group))}"] = [digits(low), digits(high)]
+                    numbers[f"band {tag} {axis} {SMOOTH} {','.join(map(str, group))}"] = [digits(low), digits(high)]
     return numbers
 
 
@@ -382,7 +393,8 @@ METHOD = [
     "Intervals: 95 %, from a bootstrap over seeds, stratified by environment where there are several. The percentiles of the "
     "plain bootstrap are too short with few seeds and are widened by sqrt(n / (n - 1)) and by Student's t over the normal "
     "quantile. They are intervals at each point, not of the whole curve, and may reach beyond the plot, whose height follows the means. "
-    "One run has none. Smoothing is a moving average of each run before anything else is computed.",
+    "One run has none. Smoothing is a moving average of each run over neighbouring points, before means and intervals are "
+    "computed; the page opens with an average over five points, and the slider at its left end shows the points themselves.",
     "Groups: runs of one algorithm in one environment with different numbers of steps are kept apart. A group whose runs "
     "differ in a hyperparameter has the sign ≠ in the legend; its trace names them. Runs that have not ended are in the "
     "curves, and not in scores and aggregates.",
@@ -420,7 +432,7 @@ def page_data(runs, names, tags, options):
         **{"summary": f"{summary}; made {now}{left_out}", "metrics": tags, "runs": listed, "bases": bases},
         **{"packages": [json.loads(text) for text in packages], "numbers": numbers | statistics(runs, curves, tags)},
         **{"norm": {env: digits(pair, 7) for env, pair in limits.items()}, "norm_text": f"Normalised scores: {text}."},
-        **{"taus": digits([end])[0], "method": METHOD},
+        **{"taus": digits([end])[0], "smooth": SMOOTH, "method": METHOD},
     }
 
 

@@ -35,7 +35,8 @@ const shortCommit = (commit) => commit.split(" ").map((hash) => hash.slice(0, 10
 function show(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e7 || size < 1e-3)) return value.toExponential(2);
+  if (size === 0) return "0";
+  if (size >= 1e7 || size < 1e-3) return value.toExponential(2);
   return value.toFixed(size >= 1000 ? 0 : size >= 100 ? 1 : size >= 0.1 ? 2 : 4);
 }
 
@@ -233,7 +234,7 @@ const runById = new Map(D.runs.map((run) => [run.id, run]));
 const metricName = (tag) => (tag === "charts/episodic_return" ? "Episodic return" : tag);
 
 const FRESH = { q: "", env: [], algo: [], commit: "", by: "algorithm", metric: D.metrics[0], x: "steps", sort: "name",
-  smooth: 0, seeds: false, refs: false, suite: "", base: "", run: "", group: "", video: "" };
+  smooth: D.smooth, seeds: false, refs: false, suite: "", base: "", run: "", group: "", video: "" };
 let state = { ...FRESH };
 
 // The part of the address after # holds what differs from the fresh page, so that a view can be sent to somebody.
@@ -357,7 +358,7 @@ function swatch(label) {
 
 // ------------------------------------------------------------------------------------------------------------ plotting
 
-const WIDTH = 480, HEIGHT = 290, MARGIN = { left: 54, right: 12, top: 8, bottom: 38 };
+const WIDTH = 480, HEIGHT = 290, MARGIN = { left: 54, right: 20, top: 22, bottom: 38 };
 let plots = 0;
 
 // The range of y that shows all means of the visible part, and of the intervals what lies near them.
@@ -403,13 +404,14 @@ function axes(box, xs, ys, spec, inks) {
   }
   parts.push(make("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: inks.soft }));
   parts.push(make("text", { ...text, x: (box.left + box.right) / 2, y: box.bottom + 33, "text-anchor": "middle" }, spec.x.label));
+  parts.push(make("text", { ...text, x: box.left, y: box.top - 9 }, spec.y.label ?? ""));
   return parts;
 }
 
 // What the page has around a plot and a file needs in it: the title above, the names of the series below.
-function titleAndLegend(spec, series, inks, bottom) {
+function titleAndLegend(spec, series, inks, bottom, full) {
   const parts = [make("text", { x: 8, y: -8, fill: inks.ink, "font-size": 14, "font-weight": 600 }, spec.title)];
-  const columns = 2, width = WIDTH / columns;
+  const columns = 2, width = full / columns;
   series.forEach((s, i) => {
     const x = 10 + (i % columns) * width, y = bottom + 8 + Math.floor(i / columns) * 18;
     parts.push(make("line", { x1: x, x2: x + 22, y1: y, y2: y, stroke: s.colour, "stroke-width": 2.5, "stroke-dasharray": s.dash }));
@@ -419,31 +421,31 @@ function titleAndLegend(spec, series, inks, bottom) {
 }
 
 // Curves as an SVG element of its own, with the scales to find one's way in it. `whole` is for a file.
-function plot(spec, zoom, inks, whole = false) {
+function plot(spec, zoom, inks, whole = false, width = WIDTH) {
   const named = spec.series.filter((s) => !s.faint);
   const top = whole ? 30 : 0, below = whole ? 12 + 18 * Math.ceil(named.length / 2) : 0;
-  const box = { left: MARGIN.left, right: WIDTH - MARGIN.right, top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
+  const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
   const full = spec.x.range ?? [0, Math.max(...spec.series.map((s) => s.end), 1e-9)];
   const xRange = zoom?.x ?? full, lines = spec.lines ?? [], range = zoom?.y ?? spec.y.range ?? yRange(spec.series, xRange, lines);
   const scale = ([from, to], [a, b]) => ({ range: [from, to], to: (value) => a + ((value - from) / (to - from)) * (b - a), from: (pixel) => from + ((pixel - a) / (b - a)) * (to - from) });
   const xs = scale(xRange, [box.left, box.right]), ys = scale(range, [box.bottom, box.top]);
   const clipId = `clip${++plots}`, data = make("g", { "clip-path": `url(#${clipId})`, fill: "none", "stroke-linejoin": "round" });
-  for (const s of spec.series) if (s.low?.length) data.append(make("path", { d: bandPath(s, xs.to, ys.to), fill: s.colour, "fill-opacity": 0.17 }));
+  const shade = named.length > 4 ? 0.05 : 0.17;  // many bands hide each other: then one is seen when the pointer is near
+  spec.series.forEach((s, i) => { if (s.low?.length) data.append(make("path", { class: "band", "data-series": i, d: bandPath(s, xs.to, ys.to), fill: s.colour, "fill-opacity": shade })); });
   for (const line of lines)
     data.append(make("line", { x1: box.left, x2: box.right, y1: ys.to(line.y), y2: ys.to(line.y), stroke: line.colour, "stroke-width": 1.3, "stroke-dasharray": "1.5 4", "stroke-linecap": "round" }));
-  for (const s of spec.series)
-    data.append(make("path", { class: "curve", d: linePath(s, xs.to, ys.to), stroke: s.colour, "stroke-width": s.faint ? 1 : 2, "stroke-opacity": s.faint ? 0.45 : 1, "stroke-dasharray": s.dash }));
+  spec.series.forEach((s, i) => data.append(make("path", { class: "curve", "data-series": i, d: linePath(s, xs.to, ys.to), stroke: s.colour, "stroke-width": s.faint ? 1 : 2, "stroke-opacity": s.faint ? 0.45 : 1, "stroke-dasharray": s.dash })));
   for (const s of spec.series) for (const marker of s.markers ?? []) {
     const [x, y] = [xs.to(marker.x), ys.to(marker.y)];
     const shape = make("path", { class: "marker", d: `M${x - 4} ${y - 6}L${x + 7} ${y}L${x - 4} ${y + 6}Z`, fill: s.colour, stroke: inks.back, "stroke-width": 1.2, style: "cursor:pointer" }, make("title", {}, marker.text));
     if (marker.pick) shape.addEventListener("click", (event) => { event.stopPropagation(); marker.pick(); });
     data.append(shape);
   }
-  const svg = make("svg", { viewBox: `0 ${-top} ${WIDTH} ${HEIGHT + top + below}`, role: "img", "aria-label": spec.describe ?? spec.title, "font-family": "system-ui, 'DejaVu Sans', sans-serif", "data-x": xRange.join(" ") },
+  const svg = make("svg", { viewBox: `0 ${-top} ${width} ${HEIGHT + top + below}`, role: "img", "aria-label": spec.describe ?? spec.title, "font-family": "system-ui, 'DejaVu Sans', sans-serif", "data-x": xRange.join(" ") },
     make("clipPath", { id: clipId }, make("rect", { x: box.left, y: box.top - 2, width: box.right - box.left, height: box.bottom - box.top + 4 })),
-    axes(box, xs, ys, spec, inks), data, whole ? titleAndLegend(spec, named, inks, HEIGHT) : []);
-  if (!named.length && !spec.series.length) svg.append(make("text", { x: WIDTH / 2, y: HEIGHT / 2, fill: inks.soft, "text-anchor": "middle", "font-size": 14 }, spec.empty ?? "nothing to show"));
-  return { svg, xs, ys, box, full };
+    axes(box, xs, ys, spec, inks), data, whole ? titleAndLegend(spec, named, inks, HEIGHT, width) : []);
+  if (!named.length && !spec.series.length) svg.append(make("text", { x: width / 2, y: HEIGHT / 2, fill: inks.soft, "text-anchor": "middle", "font-size": 14 }, spec.empty ?? "nothing to show"));
+  return { svg, xs, ys, box, full, spec, width, shade };
 }
 
 // Points with their intervals, one row each, as an SVG element.
@@ -455,7 +457,7 @@ function intervalPlot(spec, inks, whole = false) {
   const to = (value) => left + ((value - low) / (high - low)) * (right - left), inside = (value) => Math.min(right, Math.max(left, to(value)));
   const text = { fill: inks.soft, "font-size": 12 };
   const svg = make("svg", { viewBox: `0 ${-top} ${WIDTH} ${bottom + 42 + top}`, role: "img", "aria-label": spec.describe ?? spec.title, "font-family": "system-ui, 'DejaVu Sans', sans-serif" });
-  for (const value of ticks(low, high, 4))
+  for (const value of ticks(low, high, 6))
     svg.append(make("line", { x1: to(value), x2: to(value), y1: 6, y2: bottom, stroke: inks.line }), make("text", { ...text, x: to(value), y: bottom + 16, "text-anchor": "middle" }, tick(value)));
   if (known(spec.line)) svg.append(make("line", { x1: to(spec.line), x2: to(spec.line), y1: 4, y2: bottom, stroke: inks.soft, "stroke-dasharray": "3 3" }));
   spec.rows.forEach((r, i) => {
@@ -502,7 +504,7 @@ function chart(title, spec, pick, heading = "h3") {
   const paint = (inks, whole) => plot(spec(inks), zoom, inks, whole);
   const draw = () => {
     const focused = holder.contains(document.activeElement);
-    drawn = paint(theme(), false);
+    drawn = plot(spec(theme()), zoom, theme(), false, Math.min(1000, Math.max(280, holder.clientWidth || WIDTH)));
     drawn.svg.setAttribute("tabindex", 0);
     holder.replaceChildren(drawn.svg);
     if (focused) drawn.svg.focus({ preventScroll: true });
@@ -523,13 +525,13 @@ function chart(title, spec, pick, heading = "h3") {
   // Where a pointer is, in the plot's own units.
   const place = (event) => {
     const area = drawn.svg.getBoundingClientRect();
-    return { x: ((event.clientX - area.left) / area.width) * WIDTH, y: ((event.clientY - area.top) / area.height) * HEIGHT };
+    return { x: ((event.clientX - area.left) / area.width) * drawn.width, y: ((event.clientY - area.top) / area.height) * HEIGHT };
   };
   // The series that comes nearest to a place, with the index of its point there.
   const nearest = (at) => {
     const wanted = drawn.xs.from(at.x);
     let best = null;
-    for (const s of spec(theme()).series) {
+    for (const s of drawn.spec.series) {
       const i = indexAt(s, wanted);
       if (i === null) continue;
       const distance = Math.abs(drawn.ys.to(s.y[i]) - at.y) + (s.faint ? 3 : 0);
@@ -537,10 +539,21 @@ function chart(title, spec, pick, heading = "h3") {
     }
     return best;
   };
+  // The curve under the pointer stands out, the others step back.
+  const highlight = (best) => {
+    const chosen = best && best.distance < 16 ? drawn.spec.series.indexOf(best.s) : null;
+    for (const path of drawn.svg.querySelectorAll("[data-series]")) {
+      const own = Number(path.dataset.series) === chosen;
+      path.setAttribute("opacity", chosen === null || own ? 1 : 0.35);
+      if (path.classList.contains("band")) path.setAttribute("fill-opacity", own ? 0.28 : drawn.shade);
+    }
+  };
+  const leave = () => { readout.hidden = true; highlight(null); };
   const hover = (at) => {
-    readout.hidden = at.x < drawn.box.left || at.x > drawn.box.right;
-    if (readout.hidden) return;
-    const best = nearest(at), wanted = drawn.xs.from(at.x), current = spec(theme());
+    if (at.x < drawn.box.left || at.x > drawn.box.right) return leave();
+    readout.hidden = false;
+    const best = nearest(at), wanted = drawn.xs.from(at.x), current = drawn.spec;
+    highlight(best);
     const rows = current.series.filter((s) => !s.faint || s === best?.s).map((s) => ({ s, i: indexAt(s, wanted) })).filter((r) => r.i !== null);
     rows.sort((a, b) => b.s.y[b.i] - a.s.y[a.i]);
     const lines = rows.slice(0, 12).map(({ s, i }) => make("div", { class: best && s.name === best.s.name ? "near" : "" },
@@ -548,8 +561,8 @@ function chart(title, spec, pick, heading = "h3") {
       known(s.low?.[i]) ? ` [${show(s.low[i])}, ${show(s.high[i])}]` : "", s.counts && s.of > 1 ? ` ${s.counts[i]} of ${s.of} runs` : ""));
     const unit = current.x.unit ?? 1;
     readout.replaceChildren(make("div", {}, `${current.x.label} ${show(wanted / unit)}`.replace(/^(environment steps) .*/, `step ${Math.round(wanted).toLocaleString("en")}`)), ...lines);
-    const wide = holder.clientWidth / WIDTH, right = at.x > WIDTH / 2;
-    readout.style.cssText = `top:${holder.offsetTop + 4}px;${right ? `right:${(WIDTH - at.x + 14) * wide + 8}px` : `left:${(at.x + 14) * wide + 8}px`}`;
+    const wide = holder.clientWidth / drawn.width, right = at.x > drawn.width / 2;
+    readout.style.cssText = `top:${holder.offsetTop + 4}px;${right ? `right:${(drawn.width - at.x + 14) * wide + 8}px` : `left:${(at.x + 14) * wide + 8}px`}`;
   };
   const touches = new Map();
   const selection = make("rect", { fill: "#56B4E9", "fill-opacity": 0.2, stroke: "#56B4E9" });
@@ -589,7 +602,7 @@ function chart(title, spec, pick, heading = "h3") {
   };
   holder.addEventListener("pointerup", finish);
   holder.addEventListener("pointercancel", (event) => { touches.delete(event.pointerId); start = null; selection.remove(); });
-  holder.addEventListener("pointerleave", () => { readout.hidden = true; });
+  holder.addEventListener("pointerleave", leave);
   holder.addEventListener("click", (event) => {
     const best = nearest(place(event));
     if (pick && best && best.distance < 16 && !holder.dataset.dragged) pick(best.s);
@@ -610,6 +623,7 @@ function chart(title, spec, pick, heading = "h3") {
     button("+", "zoom in", () => scaleBy(0.6)), button("−", "zoom out", () => scaleBy(1 / 0.6)), button("⤢", "show all", reset),
     button("SVG", "save as SVG", () => saveSvg(paint, title)), button("PNG", "save as PNG", () => savePng(paint, title)));
   const figure = make("figure", { "data-title": title }, make("div", { class: "head" }, make(heading, {}, title), tools), holder, readout);
+  figure.redraw = () => drawn && holder.isConnected && draw();
   return { figure, draw };
 }
 
@@ -674,7 +688,7 @@ function envSpec(groups, title) {
     const single = state.seeds ? groups.flatMap((group) => group.runs.map((run) => runSeries(run, group.label, inks))).filter(Boolean) : [];
     const series = [...single.map((s) => ({ ...s, group: null })), ...means];
     const empty = state.x === "time" ? "no wall times recorded" : "no values yet";
-    return { title, series, x: xAxis(series), y: {}, lines: state.refs ? referenceLines(groups, inks) : [], empty, describe: describe(title, groups) };
+    return { title, series, x: xAxis(series), y: { label: metricName(state.metric) }, lines: state.refs ? referenceLines(groups, inks) : [], empty, describe: describe(title, groups) };
   };
 }
 
@@ -691,7 +705,7 @@ function legend(groups) {
     const score = scoreOf(group), running = group.runs.filter((run) => !run.ended).length;
     const notes = [score.n ? show(score.mean) : "", count(group.runs.length, "run"), running ? `${running} not ended` : ""].filter(Boolean);
     const mixed = differing(group.runs).length ? make("small", { title: `its runs differ in ${differing(group.runs).join(", ")}` }, " ≠") : null;
-    return make("button", { type: "button", "aria-pressed": state.group === groupKey(group), title: "trace to its runs", onclick: () => change({ group: groupKey(group), run: "", video: "" }) },
+    return make("button", { type: "button", "data-key": groupKey(group), "aria-pressed": state.group === groupKey(group), title: "trace to its runs", onclick: () => change({ group: groupKey(group), run: "", video: "" }) },
       swatch(group.label), group.label, " ", make("small", {}, notes.join(", ")), mixed);
   }));
 }
@@ -787,11 +801,11 @@ function renderAggregates(runs) {
       const [y, low, high] = [0, 1, 2].map((i) => triples.map((triple) => triple[i]));
       return { name, colour: colour(labelled(name), inks), dash: dash(labelled(name)), end: D.taus, x: taus, y, low: groups.some((group) => group.length > 1) ? low : [], high };
     });
-    return { title: "Performance profiles", series, x: { label: "normalised score τ", range: [0, D.taus] }, y: { range: [-0.02, 1.02] } };
+    return { title: "Performance profiles", series, x: { label: "normalised score τ", range: [0, D.taus] }, y: { range: [-0.02, 1.02], label: "share of runs above τ" } };
   });
-  profiles.draw();
   profiles.figure.append(make("p", { class: "warn" }, "Share of runs that score more than τ, mean over environments."));
   $("aggregate-charts").replaceChildren(still("Interquartile mean", iqmPlot), profiles.figure, still(versus, betterPlot));
+  profiles.draw();
 }
 
 // ----------------------------------------------------------------------------------------------------------- tables
@@ -825,7 +839,7 @@ function scoreRows(runs) {
 function renderScores(runs) {
   const rows = scoreRows(runs);
   const best = new Map();
-  for (const row of rows) if (row.n && !(best.get(row.group.env)?.mean >= row.mean)) best.set(row.group.env, row);
+  for (const row of rows) if (row.n) best.set(row.group.env, Math.max(row.mean, best.get(row.group.env) ?? -Infinity));
   const crowded = (row) => rows.filter((other) => other.group.env === row.group.env && other.n).length > 1;
   table($("score-table"), [
     ["Environment", (row) => row.group.env, (row) => row.group.env],
@@ -836,7 +850,7 @@ function renderScores(runs) {
     ["Steps", (row) => row.total, (row) => row.total.toLocaleString("en"), true],
     ["Published", (row) => row.reference?.[0], (row) => (row.reference ? `${show(row.reference[0])}${known(row.reference[1]) ? ` ± ${show(row.reference[1])}` : ""}` : "–"), true],
     ["Difference", (row) => (row.reference && known(row.mean) ? row.mean - row.reference[0] : null), (row) => (row.reference && known(row.mean) ? `${row.mean >= row.reference[0] ? "+" : "−"}${show(Math.abs(row.mean - row.reference[0]))}` : "–"), true],
-  ], rows, { rowClass: (row) => (best.get(row.group.env) === row && crowded(row) ? "best" : "") });
+  ], rows, { rowClass: (row) => (row.n && best.get(row.group.env) === row.mean && crowded(row) ? "best" : "") });
 }
 
 // The table of scores as lines of cells, for Markdown and CSV.
@@ -920,7 +934,7 @@ function traceChart(title, group, run) {
       if (main) main.markers = markersOf(run, main);
     } else main = groupSeries(group, inks);
     const series = main ? [...all, main] : all;
-    return { title, series, x: xAxis(series), y: {}, lines: referenceLines([group], inks), empty: "no values yet" };
+    return { title, series, x: xAxis(series), y: { label: metricName(state.metric) }, lines: referenceLines([group], inks), empty: "no values yet" };
   }, pick);
 }
 
@@ -955,12 +969,11 @@ function traceRun(run) {
   const group = groupsOf(D.runs).find((candidate) => candidate.runs.includes(run));
   const special = unique([...differing(group.runs), ...Object.keys(run.args).filter((name) => name in D.bases[run.algo] && JSON.stringify(D.bases[run.algo][name]) !== JSON.stringify(run.args[name]))]).filter((name) => name in run.args && !["seed", "env_id"].includes(name));
   const here = traceChart(metricName(state.metric), group, run);
-  here.draw();
   const copyButton = make("button", { type: "button", onclick: () => copy(run.command, copyButton) }, "copy");
   const packages = Object.entries(run.packages).map(([name, version]) => `${name}==${version}`).join("\n");
   return [
     make("p", {}, "Run of ", groupLink(group), `, ${run.env}: `, group.runs.map((other) => [other === run ? make("b", {}, `seed ${other.seed}`) : runLink(other, `seed ${other.seed}`), " "]).slice(0, 40).flat()),
-    facts(run), run.videos.length ? videoPart(run) : null, here.figure,
+    facts(run), run.videos.length ? videoPart(run) : null, here,
     make("h3", {}, "Command ", run.command ? copyButton : null), make("pre", {}, run.command || "not recorded"),
     make("h3", {}, "Hyperparameters"), hyperparameters([run], special, `First those that differ within the group, or from what most runs of ${run.algo} here have.`),
     make("h3", {}, "Packages"), packages ? make("details", {}, make("summary", {}, count(packages.split("\n").length, "package")), make("pre", {}, packages)) : make("p", { class: "note" }, "Not recorded."),
@@ -969,7 +982,6 @@ function traceRun(run) {
 
 function traceGroup(group) {
   const score = scoreOf(group), here = traceChart(metricName(state.metric), group), special = differing(group.runs), rows = make("table", {});
-  here.draw();
   table(rows, [
     ["Run", (run) => run.id, (run) => runLink(run, `seed ${run.seed}`)], ["Score", (run) => run.score, (run) => show(run.score), true],
     ["State", (run) => statusOf(run), statusOf], ["Commit", (run) => run.commit, (run) => shortCommit(run.commit)],
@@ -979,7 +991,7 @@ function traceGroup(group) {
   return [
     make("p", {}, `${group.env}: score ${show(score.mean)} ${known(score.low) ? intervalText(score) : ""} over ${count(score.n, "ended run")}.`,
       group.runs.length === 1 ? " One run says nothing of the spread: there is no interval." : ""),
-    here.figure, filmed ? videoPart(filmed) : null, make("h3", {}, "Runs"), make("div", { class: "scroll" }, rows),
+    here, filmed ? videoPart(filmed) : null, make("h3", {}, "Runs"), make("div", { class: "scroll" }, rows),
     make("h3", {}, "Hyperparameters"), hyperparameters(group.runs, special, "First those in which these runs differ."),
     make("h3", {}, "Command"), make("pre", {}, group.runs[0].command || "not recorded"),
   ];
@@ -991,6 +1003,7 @@ function renderTrace() {
   const open = run || group, was = !panel.hidden;
   panel.hidden = !open && !state.run;
   document.body.classList.toggle("tracing", !panel.hidden);
+  if (was === panel.hidden) setTimeout(redraw, 0);  // the charts have more or less room now
   if (panel.hidden) {
     panel.replaceChildren();
     if (was && opener?.isConnected) opener.focus({ preventScroll: true });
@@ -998,8 +1011,9 @@ function renderTrace() {
   }
   const close = button("✕", "close", () => change({ run: "", group: "", video: "" }));
   const title = run ? run.id : group ? group.label : state.run;
-  panel.replaceChildren(make("div", { class: "head" }, make("h2", { id: "trace-h" }, title), close),
-    ...(run ? traceRun(run) : group ? traceGroup(group) : [make("p", {}, "This report has no run of that name.")]).filter(Boolean));
+  const parts = (run ? traceRun(run) : group ? traceGroup(group) : [make("p", {}, "This report has no run of that name.")]).filter(Boolean);
+  panel.replaceChildren(make("div", { class: "head" }, make("h2", { id: "trace-h" }, title), close), ...parts.map((part) => part.figure ?? part));
+  for (const part of parts) part.draw?.();
   panel.scrollTop = 0;
   if (!was) opener = document.activeElement;
   panel.focus({ preventScroll: true });
@@ -1041,12 +1055,17 @@ function render() {
     renderRuns(runs);
     const notes = [`${runs.length === D.runs.length ? "All" : `${runs.length.toLocaleString("en")} of`} ${count(D.runs.length, "run")}`];
     if (missing) notes.push(`${count(missing, "run has", "runs have")} no ${state.x === "time" ? "wall times" : "curve"} for ${metricName(state.metric)}`);
-    if (state.smooth) notes.push(`smoothed over ${2 * state.smooth + 1} points`);
+    if (state.smooth) notes.push(`each run smoothed over ${2 * state.smooth + 1} of its 200 points`);
     $("shown").textContent = `${notes.join("; ")}.`;
   }
   if (before.traced !== traced) renderTrace();
   for (const item of document.querySelectorAll(".legend button")) item.setAttribute("aria-pressed", item.dataset.key === state.group);
   before = { view: now, by: state.by, traced, theme };
+}
+
+// Draw the plots anew at the width that they have now.
+function redraw() {
+  for (const figure of document.querySelectorAll("figure")) figure.redraw?.();
 }
 
 function begin() {
@@ -1073,6 +1092,8 @@ function begin() {
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("trace").hidden) change({ run: "", group: "", video: "" }); });
   document.addEventListener("click", (event) => { for (const box of document.querySelectorAll(".choice[open]")) if (!box.contains(event.target)) box.open = false; });
   for (const event of ["popstate", "hashchange"]) window.addEventListener(event, () => { readHash(); render(); });
+  let resizing = null;
+  window.addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
   readHash();
   render();
 }
