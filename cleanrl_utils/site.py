@@ -251,6 +251,10 @@ def add_parts(site, page, text):
         if names != ["all"]:
             return behind_table(match[0], names)
         first, *sections = re.split(r"(?m)^(?=## )", match[0])
+        if find_spec("cleanrl_utils.report"):
+            where = relative("benchmark/report/index.html", PurePosixPath(page).with_suffix(""))
+            button = f'<p><a class="md-button" href="{where}">All recorded runs, interactively</a></p>'
+            first += site.part("report", button) + "\n\n"
         return first + "".join(map(behind_table, sections, site_pages.by_page(site.root).values()))
 
     def comment(match):
@@ -369,10 +373,19 @@ def prune(nav, folder):
     return kept
 
 
-def put_in(output, parts):
+def finish(output, parts):
+    """The pages that MkDocs made with the parts put in, and with names in tables that may break where words end."""
+
+    def part(match):
+        return parts[unescape(match[1])]
+
+    def breakable(match):
+        return re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"(?<=\w)([_/])(?=\w)", r"\1<wbr>", code[0]), match[0])
+
     for path in sorted(output.rglob("*.html")):
         text = path.read_text(encoding="utf-8")
-        filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', lambda match: parts[unescape(match[1])], text)
+        filled = re.sub(r"<table>.*?</table>", breakable, text, flags=re.S)
+        filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', part, filled)
         if filled != text:
             path.write_text(filled, encoding="utf-8", newline="\n")
 
@@ -422,7 +435,7 @@ def build(root, output, draft=False):
         made = Path(temporary, "site")
         for name in ("sitemap.xml", "sitemap.xml.gz"):  # they want an address, and say when
             (made / name).unlink(missing_ok=True)
-        put_in(made, parts)
+        finish(made, parts)
         add_report(root, made)
         problems = [f"{path.relative_to(made).as_posix()}: {what}" for path, what in broken_links(made)]
         if output.exists():
@@ -435,9 +448,8 @@ def add_report(root, made):
     """The interactive page of all recorded results, where the tool for it is there."""
     if find_spec("cleanrl_utils.report"):
         command = [sys.executable, "-m", "cleanrl_utils.report", str(root / "benchmark/results")]
-        subprocess.run(
-            [*command, "-o", str(made / "benchmark/report")], check=True, cwd=root, stdout=subprocess.DEVNULL
-        )
+        quiet = {"capture_output": True, "env": os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}}
+        subprocess.run([*command, "-o", str(made / "benchmark/report")], check=True, **quiet)
 
 
 def stamps(root):
