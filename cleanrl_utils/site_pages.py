@@ -104,8 +104,9 @@ def flags(root, name):
     found = {}
     for node in next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args").body:
         if isinstance(node, ast.AnnAssign):
-            help = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip().removeprefix("#").strip()
-            default = ast.get_source_segment(source(root, name), node.value) if node.value else ""
+            line = lines[node.lineno - 1].encode()  # the style gate keeps a flag on one line
+            help = line[node.end_col_offset :].decode().strip().removeprefix("#").strip()
+            default = line[node.value.col_offset : node.value.end_col_offset].decode() if node.value else ""
             found[node.target.id] = ast.unparse(node.annotation), default, help
     return found
 
