@@ -24,7 +24,7 @@ import shutil
 import sys
 import webbrowser
 from collections import Counter, defaultdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -49,14 +49,22 @@ def fail(message):
 
 
 def without_duplicates(runs):
-    """The runs without those that are there twice: the same seed, flags and commit, or a record of a run that is there.
+    """The runs without those that are there twice: same seed, flags and commit, or a record of a run that is there.
 
     The same seed again tells nothing new about the spread. Of two, the one that has ended, or else the later, is kept.
     """
     kept, scores = {}, defaultdict(list)
     for run in runs:
         flags = run.args if run.source == "run" else run.command
-        key = run.source, run.env_id, run.exp_name, run.seed, run.total_timesteps, run.commit, json.dumps(flags, default=str)
+        key = (
+            run.source,
+            run.env_id,
+            run.exp_name,
+            run.seed,
+            run.total_timesteps,
+            run.commit,
+            json.dumps(flags, default=str),
+        )
         if key not in kept or (run.ended, run.last_step) >= (kept[key].ended, kept[key].last_step):
             kept[key] = run
     for run in kept.values():
@@ -146,7 +154,7 @@ def smoothed(values, reach):
 
 
 def on_grid(curves, reach=SMOOTH):
-    """Smoothed curves at common places, [curves, points]: straight lines between their points, nan where they have none."""
+    """Smoothed curves at common places, [curves, points]: straight lines between their points, nan beyond them."""
     end, bins = max(curve[0] for curve in curves), max(len(curve[1]) for curve in curves)
     places, rows = (np.arange(bins) + 0.5) / bins * end, []
     for own_end, values in curves:
@@ -195,8 +203,8 @@ def scales(runs, mode):
             if published and starts:
                 limits[env_id] = float(np.mean(starts)), max(mean for mean, _ in published)
         text = (
-            "0 is the mean return of the first twentieth of the episodes of all runs, 1 the best published score of the "
-            "algorithms shown; environments without one are left out"
+            "0 is the mean return of the first twentieth of the episodes of all runs, 1 the best published score of "
+            "the algorithms shown; environments without one are left out"
         )
     else:
         limits = read_limits(Path(mode))
@@ -299,7 +307,13 @@ def score_rows(runs):
 
 
 def plain(value):
-    return f"{value:.2f}" if isinstance(value, float) and math.isfinite(value) else "" if isinstance(value, float) else value
+    return (
+        f"{value:.2f}"
+        if isinstance(value, float) and math.isfinite(value)
+        else ""
+        if isinstance(value, float)
+        else value
+    )
 
 
 def write_csv(path, rows):
@@ -310,13 +324,34 @@ def write_csv(path, rows):
 
 
 def write_markdown(path, rows, title):
-    lines = [f"# {title}: scores", "", "A score is the mean return of the last 100 episodes of a run; shown is the mean over"]
+    lines = [
+        f"# {title}: scores",
+        "",
+        "A score is the mean return of the last 100 episodes of a run; shown is the mean over",
+    ]
     lines[-1] += " runs with its 95 % interval, which one run does not have."
-    lines += ["", "| Environment | Algorithm | Score | 95 % interval | Runs | Steps | Published |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| Environment | Algorithm | Score | 95 % interval | Runs | Steps | Published |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
-        interval = f"[{row['low']:.2f}, {row['high']:.2f}]" if math.isfinite(row["low"]) else "one run" if row["runs"] == 1 else "–"
+        interval = (
+            f"[{row['low']:.2f}, {row['high']:.2f}]"
+            if math.isfinite(row["low"])
+            else "one run"
+            if row["runs"] == 1
+            else "–"
+        )
         deviation = f" ± {plain(row['reference_std'])}" if math.isfinite(row["reference_std"]) else ""
-        cells = [row["env_id"], row["algorithm"], plain(row["score"]) or "–", interval, row["runs"], f"{row['steps']:,}"]
+        cells = [
+            row["env_id"],
+            row["algorithm"],
+            plain(row["score"]) or "–",
+            interval,
+            row["runs"],
+            f"{row['steps']:,}",
+        ]
         cells += [f"{plain(row['reference'])}{deviation}" or "–"]
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
     path.write_text("\n".join(lines) + "\n")
@@ -353,7 +388,7 @@ def copy_videos(run, name, output, most):
 
 
 def most_common_args(runs):
-    """For each algorithm the flags that all its runs have, with their most common values: what the others differ from."""
+    """For each algorithm the flags that all its runs have, with their most common values."""
     bases = {}
     for name in {run.exp_name for run in runs}:
         dicts = [run.args for run in runs if run.exp_name == name]
@@ -385,28 +420,6 @@ def run_data(run, name, curves, base, packages, output, videos, apart):
     }
 
 
-METHOD = [
-    "Curves: the episodes of a run are averaged in 200 equal bins from its first to its last step (100 bins in recorded "
-    "results), or second; a point stands in the middle of its bin. Points of a group are means over its runs, interpolated "
-    "to common places, and drawn as far as more than half of the runs go. Wall time is that of training: the gap before a "
-    "resumed run went on is taken out.",
-    "Intervals: 95 %, from a bootstrap over seeds, stratified by environment where there are several. The percentiles of the "
-    "plain bootstrap are too short with few seeds and are widened by sqrt(n / (n - 1)) and by Student's t over the normal "
-    "quantile. They are intervals at each point, not of the whole curve, and may reach beyond the plot, whose height follows the means. "
-    "One run has none. Smoothing is a moving average of each run over neighbouring points, before means and intervals are "
-    "computed; the page opens with an average over five points, and the slider at its left end shows the points themselves.",
-    "Groups: runs of one algorithm in one environment with different numbers of steps are kept apart. A group whose runs "
-    "differ in a hyperparameter has the sign ≠ in the legend; its trace names them. Runs that have not ended are in the "
-    "curves, and not in scores and aggregates.",
-    "Over environments: IQM is the mean of the middle half of all normalised scores; a profile is the share of runs that "
-    "score more than τ; the probability of improvement is that of a run of one group to score more than one of the other in "
-    "the same environment, ties counting half, the mean over environments. Only groups with ended runs in every environment "
-    "of the set are compared.",
-    "The numbers of the view that this page opens with come from Python (cleanrl_utils/stats.py). Other filters and groups "
-    "are computed in the browser by the same formulas, with 1000 draws of their own (300 in profiles).",
-]
-
-
 def page_data(runs, names, tags, options):
     """Everything that the page knows, for JSON."""
     curves = [curves_of(run, tags) for run in runs]
@@ -424,7 +437,7 @@ def page_data(runs, names, tags, options):
         apart = len(totals[run.env_id, run.exp_name]) > 1
         listed.append(run_data(run, name, own, bases[run.exp_name], place, options.output, options.videos, apart))
     envs, algorithms = len({run.env_id for run in runs}), len({run.exp_name for run in runs})
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     counts = zip((len(runs), algorithms, envs), ("run", "algorithm", "environment"))
     summary = ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts)
     left_out = f"; {options.duplicates} duplicates left out" if options.duplicates else ""
@@ -432,7 +445,7 @@ def page_data(runs, names, tags, options):
         **{"summary": f"{summary}; made {now}{left_out}", "metrics": tags, "runs": listed, "bases": bases},
         **{"packages": [json.loads(text) for text in packages], "numbers": numbers | statistics(runs, curves, tags)},
         **{"norm": {env: digits(pair, 7) for env, pair in limits.items()}, "norm_text": f"Normalised scores: {text}."},
-        **{"taus": digits([end])[0], "smooth": SMOOTH, "method": METHOD},
+        **{"taus": digits([end])[0], "smooth": SMOOTH},
     }
 
 
@@ -498,11 +511,17 @@ def main():
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.report", **style)
     parser.add_argument("paths", type=Path, nargs="+", help="run folders, folders of these, or recorded results")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report"), help="folder of the page (default: report)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("report"), help="folder of the page (default: report)"
+    )
     parser.add_argument("--title", default="Open RL Benchmark", help="title of the page (default: Open RL Benchmark)")
-    parser.add_argument("--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss")
+    parser.add_argument(
+        "--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss"
+    )
     parser.add_argument("--normalise", default="minmax", help="minmax, reference or a CSV, see above (default: minmax)")
-    parser.add_argument("--videos", type=int, default=6, metavar="N", help="videos of each run, evenly spaced (default: 6)")
+    parser.add_argument(
+        "--videos", type=int, default=6, metavar="N", help="videos of each run, evenly spaced (default: 6)"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     options = parser.parse_args()
     if options.videos < 0:

@@ -27,9 +27,18 @@ const known = (value) => value !== null && value !== undefined && !Number.isNaN(
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const mean = (values) => sum(values) / values.length;
 const unique = (values) => [...new Set(values)];
-const collate = new Intl.Collator("en", { numeric: true }).compare;
 const count = (n, word, words = word + "s") => `${n.toLocaleString("en")} ${n === 1 ? word : words}`;
 const shortCommit = (commit) => commit.split(" ").map((hash) => hash.slice(0, 10)).join(" ");
+
+// The order of names, with numbers in them by size: v9 before v10, lr=0.00025 before lr=1e-3.
+function collate(a, b) {
+  const [x, y] = [a, b].map((text) => text.toLowerCase().split(/(\d+(?:\.\d+)?(?:e[+-]?\d+)?)/));
+  for (let i = 0; i < Math.min(x.length, y.length); i++) {
+    if (x[i] === y[i]) continue;
+    return (i % 2 && Number(x[i]) - Number(y[i])) || (x[i] < y[i] ? -1 : 1);
+  }
+  return x.length - y.length || (a < b ? -1 : a > b ? 1 : 0);
+}
 
 // A number for people: about four digits.
 function show(value) {
@@ -705,7 +714,7 @@ function legend(groups) {
     const score = scoreOf(group), running = group.runs.filter((run) => !run.ended).length;
     const notes = [score.n ? show(score.mean) : "", count(group.runs.length, "run"), running ? `${running} not ended` : ""].filter(Boolean);
     const mixed = differing(group.runs).length ? make("small", { title: `its runs differ in ${differing(group.runs).join(", ")}` }, " ≠") : null;
-    return make("button", { type: "button", "data-key": groupKey(group), "aria-pressed": state.group === groupKey(group), title: "trace to its runs", onclick: () => change({ group: groupKey(group), run: "", video: "" }) },
+    return make("button", { type: "button", "data-key": groupKey(group), "aria-pressed": String(state.group === groupKey(group)), title: "trace to its runs", onclick: () => change({ group: groupKey(group), run: "", video: "" }) },
       swatch(group.label), group.label, " ", make("small", {}, notes.join(", ")), mixed);
   }));
 }
@@ -733,7 +742,8 @@ function renderCurves(runs) {
     return here.figure;
   });
   $("charts").replaceChildren(...figures);
-  figures.forEach((figure) => watcher.observe(figure));
+  const near = figures.map((figure) => { const place = figure.getBoundingClientRect(); return place.bottom > -100 && place.top < innerHeight + 100; });
+  figures.forEach((figure, i) => (near[i] ? figure.begin() : watcher.observe(figure)));
   return missing;
 }
 
@@ -942,13 +952,13 @@ function videoPart(run) {
   const chosen = run.videos.find((video) => video[2] === state.video) ?? run.videos[run.videos.length - 1];
   const player = make("video", { controls: true, preload: "metadata", loop: true, playsinline: true, src: chosen[2] });
   player.muted = true;
-  const stages = run.videos.map((video) => make("button", { type: "button", "aria-pressed": video === chosen, onclick: (event) => {
+  const stages = run.videos.map((video) => make("button", { type: "button", "aria-pressed": String(video === chosen), onclick: (event) => {
     stages.forEach((stage) => stage.setAttribute("aria-pressed", stage === event.currentTarget));
     player.src = video[2];
     player.play();
     state.video = video[2];
     history.replaceState(null, "", hashOf(state));
-  } }, `step ${tick(video[0])}`));
+  } }, `step ${tick(Number(video[0].toPrecision(3)))}`));
   return make("div", {}, make("h3", {}, "The agent at stages of training"), player, make("div", { class: "stages" }, stages));
 }
 
@@ -968,7 +978,7 @@ function facts(run) {
 function traceRun(run) {
   const group = groupsOf(D.runs).find((candidate) => candidate.runs.includes(run));
   const special = unique([...differing(group.runs), ...Object.keys(run.args).filter((name) => name in D.bases[run.algo] && JSON.stringify(D.bases[run.algo][name]) !== JSON.stringify(run.args[name]))]).filter((name) => name in run.args && !["seed", "env_id"].includes(name));
-  const here = traceChart(metricName(state.metric), group, run);
+  const here = traceChart(`${run.env}, ${group.label}, seed ${run.seed}`, group, run);
   const copyButton = make("button", { type: "button", onclick: () => copy(run.command, copyButton) }, "copy");
   const packages = Object.entries(run.packages).map(([name, version]) => `${name}==${version}`).join("\n");
   return [
@@ -981,7 +991,7 @@ function traceRun(run) {
 }
 
 function traceGroup(group) {
-  const score = scoreOf(group), here = traceChart(metricName(state.metric), group), special = differing(group.runs), rows = make("table", {});
+  const score = scoreOf(group), here = traceChart(`${group.env}, ${group.label}`, group), special = differing(group.runs), rows = make("table", {});
   table(rows, [
     ["Run", (run) => run.id, (run) => runLink(run, `seed ${run.seed}`)], ["Score", (run) => run.score, (run) => show(run.score), true],
     ["State", (run) => statusOf(run), statusOf], ["Commit", (run) => run.commit, (run) => shortCommit(run.commit)],
@@ -1076,7 +1086,6 @@ function begin() {
   $("theme").addEventListener("click", () => { setTheme(dark() ? "light" : "dark"); render(); });
   $("summary").textContent = D.summary;
   $("norm").textContent = D.norm_text;
-  $("method-text").replaceChildren(...D.method.map((text) => make("p", {}, text)));
   fill($("commit"), [["", "all"], ...unique(D.runs.map((run) => run.commit)).filter(Boolean).sort().map((commit) => [commit, shortCommit(commit)])], "");
   fill($("by"), [["algorithm", "algorithm"], ["commit", "commit"], ...VARIED.map((name) => [name, name])], "algorithm");
   fill($("metric"), D.metrics.map((tag) => [tag, metricName(tag)]), D.metrics[0]);
