@@ -14,7 +14,7 @@ import tomllib
 import forks
 import pytest
 from commands import CONSOLE, SHELL, Reader, blocks, check_text, pages, shell
-from conftest import ROOT, fork_server, inspect_run, require_for, require_program, run, run_dir, script
+from conftest import ROOT, fork_server, inspect_run, require_for, require_program, run_dir, script
 
 PAGES = [str(page.relative_to(ROOT)) for page in pages()]
 FIRST = r"(?:python|pip|make|uv run) "
@@ -120,15 +120,34 @@ def all_commands():
                     yield f"{page}:{block.line + line - 1}", words
 
 
-def start_tool(name, arguments, cwd):
-    """Run a tool of ours to its end in a fork that has torch imported; returns exit code, output and errors."""
-    code = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_module({name!r}, run_name='__main__')"
-    process = forks.Fork(fork_server("torch"), ["-c", *arguments], cwd, code)
+IN_A_FORK = """
+import os, runpy, sys, traceback
+
+what, code = sys.argv.pop(1), 0
+sys.path[0] = "{root}"
+try:
+    sys.argv[0] = what
+    runpy.run_path(what, run_name="__main__") if what.endswith(".py") else runpy.run_module(what, run_name="__main__")
+except SystemExit as end:
+    code = end.code if isinstance(end.code, int) else print(end.code or "", file=sys.stderr) or int(bool(end.code))
+except BaseException:
+    code = traceback.print_exc() or 1
+sys.stdout.flush(), sys.stderr.flush()
+os._exit(code)  # what Python does at its end takes longer than the tool, in a fork
+"""
+
+
+def execute(what, arguments, cwd, where=""):
+    """Run a tool of ours, or a script, to its end in a fork that has torch imported; returns what it has printed."""
+    code = IN_A_FORK.replace("{root}", str(ROOT))
+    process = forks.Fork(fork_server("torch"), ["-c", what, *arguments], cwd, code)
     try:
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=300)
     finally:
         process.kill()
-    return process.returncode, stdout, stderr
+    command = f"{where}: {what} {' '.join(arguments)}"
+    assert process.returncode == 0, f"{command}: exit code {process.returncode}\n{stdout[-2000:]}{stderr[-2000:]}"
+    return stdout
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +160,7 @@ def folder(tmp_path_factory):
     (folder / "sleep5.py").write_text("")
     for name in ("ppo", "dqn"):
         where = tmp_path_factory.mktemp("run")
-        run(script(name), *FEWER[name], "--save-model", cwd=where)
+        execute(str(script(name)), [*FEWER[name], "--save-model"], where)
         (folder / "runs").mkdir(exist_ok=True)
         run_dir(where).rename(folder / f"runs/CartPole-v1__{name}__1__1700000000")
     return folder
@@ -158,8 +177,7 @@ def test_benchmarks_print_what_they_would_run(folder):
     found = 0
     for where, words in all_commands():
         if words[:3] == ["python", "-m", "cleanrl_utils.benchmark"]:
-            code, stdout, stderr = start_tool(words[2], [*words[3:], "--workers", "0"], folder)
-            assert code == 0 and stdout.strip(), f"{where}: {' '.join(words)}\n{stdout}{stderr}"
+            assert execute(words[2], [*words[3:], "--workers", "0"], folder, where).strip(), where
             found += 1
     assert found > 5
 
@@ -180,14 +198,10 @@ def test_runs_and_what_is_done_with_them(folder):
         elif tool and (re.search(EXAMPLE, text) or "RUN_A" in words):
             words = [re.sub("RUN_[AB]", "runs/CartPole-v1__ppo__1__1700000000", word) for word in words[3:]]
             words = [path for word in words for path in glob.glob(word, root_dir=folder) or [word]]
-            commands[tuple([tool[1], *cut(words, "--steps")])] = where
+            words = [word for word in cut(words, "--steps") if word != "--capture-video"]
+            commands[tuple([tool[1], *words])] = where
     for (name, *arguments), where in commands.items():
-        arguments = [word for word in arguments if word != "--capture-video"]
-        if name in FEWER:
-            run(folder / f"cleanrl/{name}.py", *arguments, cwd=folder)
-        else:
-            code, stdout, stderr = start_tool(name, arguments, folder)
-            assert code == 0, f"{where}: {name} {' '.join(arguments)}\n{stdout}{stderr}"
+        execute(f"cleanrl/{name}.py" if name in FEWER else name, arguments, folder, where)
     assert {"ppo", "dqn", "cleanrl_utils.evaluate", "cleanrl_utils.reproduce"} <= {name for name, *_ in commands}
 
 
