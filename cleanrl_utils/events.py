@@ -70,32 +70,33 @@ def scan(data, tags):
     Such records are taken apart by hand, others are skipped unless the name of a tag is in them: those are parsed.
     """
     names = [tag.encode() for tag in tags]
-    named = b"|".join(re.escape(bytes([len(name)]) + name) for name in names)
-    layout = rb"\x09(.{8})(?:\x10([\x80-\xff]{0,8}[\0-\x7f]))?\x2a.\x0a.\x0a(" + named + rb")\x15(.{4})"
+    named = b"|".join(re.escape(bytes([min(len(name), 127)]) + name) for name in names)  # longer ones are parsed
+    layout = rb"\x09.{8}(?:\x10([\x80-\xff]{0,8}[\0-\x7f]))?\x2a.\x0a.\x0a(" + named + rb")\x15(.{4})"
     match, mentions = re.compile(layout, re.DOTALL).fullmatch, re.compile(b"|".join(map(re.escape, names))).search
     length_at, double, single = (struct.Struct(kind).unpack_from for kind in ("<Q", "<d", "<f"))
     rows = {tag: [] for tag in tags}
-    start, size, first, last = 0, len(data), None, None
+    start, size, first, last = 0, len(data), float("inf"), float("-inf")
     while start + 12 <= size:
         (length,) = length_at(data, start)
         body, end = start + 12, start + 12 + length
         if end + 4 > size:
             break
-        start, last = end + 4, body
-        first = body if first is None else first
+        start = end + 4
+        if length < 9 or data[body] != 9:  # without a wall time: not an event of ours
+            continue
+        (last,) = double(data, body + 1)
+        first = min(first, last)
         if found := match(data, body, end):
-            wall, varint, tag, value = found.groups()
+            varint, tag, value = found.groups()
             step = 0
             for byte in reversed(varint or b""):
                 step = step << 7 | byte & 0x7F
-            rows[tag[1:].decode()].append((step, single(value)[0], double(wall)[0]))
+            rows[tag[1:].decode()].append((step, single(value)[0], last))
         elif mentions(data, body, end):
-            event = Event.FromString(data[body:end])
-            for value in event.summary.value:
+            for value in (event := Event.FromString(data[body:end])).summary.value:
                 if value.tag in rows and value.HasField("simple_value"):
-                    rows[value.tag].append((event.step, value.simple_value, event.wall_time))
-    walls = [Event.FromString(data[at : at + length_at(data, at - 12)[0]]).wall_time for at in (first, last) if at]
-    return rows, *(walls or (float("inf"), float("inf")))
+                    rows[value.tag].append((event.step, value.simple_value, last))
+    return rows, first, last
 
 
 def read_series(run_dir, tags):
@@ -106,10 +107,8 @@ def read_series(run_dir, tags):
     rows, before = {tag: [] for tag in tags}, 0.0
     scans = [scan(file.read_bytes(), tags) for file in Path(run_dir).glob("events*")]
     for found, first, last in sorted(scans, key=lambda scan: scan[1]):
-        if first == float("inf"):
-            continue
         for tag in tags:
             rows[tag] += [(step, value, wall - first + before, wall) for step, value, wall in found[tag]]
-        before += last - first
+        before += max(0.0, last - first)
     series = {tag: np.array(rows[tag], dtype=float).reshape(-1, 4).T for tag in tags}
     return {tag: (table[0].astype(np.int64), *table[1:]) for tag, table in series.items()}

@@ -214,8 +214,10 @@ def read(path, tags=()):
     """The runs of a run folder or a CSV, or the line that says why there are none."""
     try:
         return read_record(path) if path.is_file() else read_folder(path, tags)
-    except (ValueError, KeyError, OSError) as error:
-        return f"{error}" if isinstance(error, ValueError) else f"{path}: cannot be read ({error!r})"
+    except ValueError as error:
+        return str(error) if str(path) in str(error) else f"{path}: {error}"
+    except Exception as error:  # files half written or damaged, in as many ways as there are formats
+        return f"{path}: cannot be read ({error!r})"
 
 
 def load(paths, tags=()):

@@ -6,7 +6,8 @@ import json
 import pytest
 from conftest import run, run_dir, script, smoke
 
-from benchmark.record import Options, has_ended, main
+from benchmark.record import Options, main
+from cleanrl_utils.results import has_ended
 
 
 @pytest.mark.parametrize("name, total, last, next_stop", [("ppo", 300, 256, 320), ("dqn", 250, 250, 251)])
