@@ -1,7 +1,7 @@
 """submit_exp and its workers against moto's AWS Batch and S3, with real runs that are told to stop, killed and stolen.
 
-Batch itself runs nothing here: what it was asked to run is started as a process, in a folder that is new each time, as a
-container would be.
+Batch itself runs nothing here: what it was asked to run is started as a process, in a folder that is new each time, as
+in a container.
 """
 
 import io
@@ -13,9 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,14 +123,21 @@ def containers(aws, tmp_path, monkeypatch):
 
 
 def call(*argv, code=0, **variables):
-    """submit_exp as a process in this folder: what it printed."""
-    command = [sys.executable, "-m", "cleanrl_utils.submit_exp", *map(str, argv)]
-    env = {key: value for key, value in (os.environ | variables).items() if value is not None}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, env=env | {"PYTHONPATH": str(ROOT)}, timeout=120, check=False, **pipes)
-    assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"
-    assert "Traceback" not in done.stdout, done.stdout
-    return done.stdout
+    """What submit_exp prints in this folder, with a change of variables; None removes one."""
+    import boto3
+
+    printed, found = io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+        patch.setattr(sys, "argv", ["submit_exp", *map(str, argv)])
+        patch.setattr(boto3, "DEFAULT_SESSION", None)  # which knows the variables of before
+        for name, value in variables.items():
+            patch.delenv(name) if value is None else patch.setenv(name, value)
+        try:
+            submit_exp.main()
+        except SystemExit as end:
+            found = end.code or 0
+    assert found == code, f"exit code {found}, not {code}:\n{printed.getvalue()}"
+    return printed.getvalue()
 
 
 def checkpoint_of(containers, process):
@@ -144,7 +150,7 @@ def checkpoint_of(containers, process):
 def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
     """SIGTERM, then kill -9 of everything: each time a new container goes on, and no metric is lost or doubled."""
     require("torch", "gymnasium", "tyro")
-    total, size = 61440, 512
+    total, size = 40960, 512
     monkeypatch.chdir(ROOT)
     command = f"python cleanrl/ppo.py --no-cuda --total-timesteps {total} --checkpoint-freq 1024"
     command = containers.put(cells.make_cell(command, "CartPole-v1", 1))
@@ -380,8 +386,12 @@ def test_submission(aws, containers):
     for index in range(4):
         worker = containers.start(described["container"]["command"], index, job, **secrets)
         assert worker.wait(60) == (0 if index < 2 else 1), worker.log()
+
+    def ended(task):
+        return aws.batch.describe_jobs(jobs=[task])["jobs"][0]["status"] == "FAILED"
+
     aws.jobs("fail")
-    wait_for(lambda: aws.batch.describe_jobs(jobs=[job])["jobs"][0]["status"] == "FAILED", "end of the job", 30)
+    wait_for(lambda: ended(f"{job}:3"), "end of the job")
     status = call("--status", url, code=1)
     assert "4 cells: 2 done, 2 failed" in status and "    seed 2 fails on purpose" in status
     fetched = call("--fetch", url)
@@ -391,8 +401,10 @@ def test_submission(aws, containers):
     aws.jobs("stay")
     printed += call(*flags, "--yes")
     assert "2 cells for spot (cleanrl-cpu); not again: 2 done" in printed
-    call(*flags[:-2], "--prefix", f"{prefix}/other", "--yes")
-    assert "end them" in call("--cancel", url, "--yes").lower() or True
+    assert "say --yes" in call("--cancel", url, code=2)
+    (job,) = re.findall(r"1 jobs to end: (\S+)\n", call("--cancel", url, "--yes"))
+    assert ended(job) and f"Submitted job {job} with 2 cells" in printed
+    assert "0 jobs to end" in call("--cancel", url)
     everything = printed + status + fetched + json.dumps(described, default=str) + json.dumps(planned)
     for key in submit_exp.keys_under(aws.s3, BUCKET, prefix):
         everything += aws.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read().decode(errors="replace")
@@ -422,6 +434,72 @@ def test_what_is_refused(aws, containers):
     assert not submit_exp.keys_under(aws.s3, BUCKET, containers.prefix)
     Path("boto3.py").write_text("raise ImportError")
     shutil.copytree(ROOT / "cleanrl_utils", "cleanrl_utils")
-    assert 'pip install -e ".[cloud]"' in call(*flags, code=2)
+    command = [sys.executable, "-m", "cleanrl_utils.submit_exp", *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and 'pip install -e ".[cloud]"' in done.stderr and "Traceback" not in done.stderr
     with pytest.raises(ValueError, match="not in runs/"):
         s3_cells.download(aws.s3, BUCKET, {"runs/../../x": "key"}, Path("out"))
+
+
+def test_hours_come_from_measured_speeds(tmp_path, monkeypatch):
+    """Those of cells in S3 before those of this machine, of the same environment before others; gaps are named."""
+    require("tensorboard")
+    monkeypatch.chdir(ROOT)
+    quick, slow, other = (
+        cells.make_cell(command, "CartPole-v1", 1)
+        for command in (
+            "python cleanrl/ppo.py --total-timesteps 36000",
+            "python cleanrl/ppo.py",
+            "python cleanrl/dqn.py",
+        )
+    )
+    assert [cloud_cost.steps_of(cell) for cell in (quick, slow)] == [36000, 500_000]
+    hours, line = cloud_cost.hours_of([quick, slow], {}, {("ppo.py", "Acrobot-v1"): 10.0})
+    assert hours == [1.0, 500 / 36] and "14.9 h in all (steps / speed of runs of this machine" in line
+    known = {("ppo.py", "CartPole-v1"): 20.0, ("ppo.py", "Acrobot-v1"): 5.0}
+    hours, line = cloud_cost.hours_of([quick, other], known, {("ppo.py", "CartPole-v1"): 1.0})
+    assert hours == [0.5, None] and "no measured speed for 1 cells of dqn.py" in line
+    lines = list(cloud_cost.lines_of(hours, line, 0.1, "price", 4, 24))
+    assert lines[2] == "  estimate: 0.5 h x $0.1 + 1 cells x unknown hours x $0.1, so more than $0.05"
+    lines = list(cloud_cost.lines_of([0.5], line, None, "unknown", 4, 24))
+    assert lines[2] == "  estimate: 0.5 h x unknown" and "1 cells x 4 attempts x 24 h x unknown, if" in lines[3]
+
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = tmp_path / "CartPole-v1__ppo__1__1"
+    with SummaryWriter(folder) as writer:
+        writer.add_scalar("charts/SPS", 100, 1)
+        writer.add_scalar("charts/SPS", 300, 2)
+    (folder / "ppo.py").touch()
+    (folder / "args.json").write_text('{"env_id": "CartPole-v1"}')
+    assert cloud_cost.local_speeds({cloud_cost.kind(quick)}, tmp_path) == {("ppo.py", "CartPole-v1"): 300.0}
+    assert cloud_cost.local_speeds({cloud_cost.kind(other)}, tmp_path) == {}
+
+
+def test_prices_are_looked_up_and_never_made_up(aws, tmp_path, monkeypatch):
+    prices = tmp_path / "prices.toml"
+    shipped = cloud_cost.filed_price(ROOT / "cloud/prices.toml", "cleanrl-spot", 2, 0)
+    assert shipped == (None, "") and cloud_cost.filed_price(prices, "spot", 2, 0) == (None, "")
+    prices.write_text('date = "2026-11-16"\n[per_vcpu_hour]\nspot = 0.25\n[per_gpu_hour]\nspot = 3\n')
+    price, line = cloud_cost.filed_price(prices, "spot", 2, 0)
+    assert price == 0.5 and "no source, 2026-11-16: check it" in line
+    assert cloud_cost.filed_price(prices, "spot", 2, 1)[0] == 3
+
+    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["c5.large", "c5.xlarge"], True))
+    price, line = cloud_cost.asked_price(None, "spot", None, 2, 0, "us-east-1")
+    assert price == 1e-5 and "1 of a c5.large at $1e-05 (highest Spot price" in line  # moto's price of anything
+    assert cloud_cost.asked_price(None, "spot", "c5.xlarge", 2, 0, "us-east-1")[0] == 5e-6
+    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["optimal"], True))
+    assert cloud_cost.asked_price(None, "spot", None, 2, 0, "us-east-1")[0] is None
+
+    def price_list(method, path, body):
+        assert {"Type": "TERM_MATCH", "Field": "instanceType", "Value": "p3.8xlarge"} in json.loads(body)["Filters"]
+        dimension = {"pricePerUnit": {"USD": "8.0000"}}
+        product = {"terms": {"OnDemand": {"x": {"priceDimensions": {"y": dimension}}}}}
+        return 200, json.dumps({"PriceList": [json.dumps(product)]}).encode()
+
+    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["p3.8xlarge"], False))
+    with answering(price_list) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
+        price, line = cloud_cost.asked_price(None, "gpu", None, 8, 1, "us-east-1")
+    assert price == 2.0 and "0.25 of a p3.8xlarge at $8 (on-demand price list" in line
