@@ -1,0 +1,258 @@
+"""The set-up for the cloud: the lock, the image, built and run for real with podman, and the infrastructure.
+
+The image is built from cloud/Dockerfile on a Debian that mmdebstrap makes, since no registry is needed then, with the
+part of the lock that the core needs. Nothing of it stays on the machine.
+"""
+
+import ast
+import functools
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, require_program
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MARKERS = {"python_version": "3.11", "python_full_version": "3.11.9", "sys_platform": "linux", "os_name": "posix"}
+MARKERS |= {"platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython", "extra": ""}
+MARKERS |= {"platform_python_implementation": "CPython", "platform_release": "", "platform_version": ""}
+
+
+# The lock
+
+
+def read_lock(name):
+    """name of a package -> (version, its lines)."""
+    text = (ROOT / "requirements" / name).read_text()
+    entries = re.findall(r"(?m)^[a-z].+\n(?:^ .+\n)+", text)
+    assert text == text.splitlines(keepends=True)[0] + "".join(entries)
+    return {entry.split("==")[0]: (re.match(r"[^=]+==(\S+)", entry)[1], entry) for entry in entries}
+
+
+def locked(variant):
+    both, own = read_lock("lock.txt"), read_lock(f"lock-{variant}.txt")
+    assert not both.keys() & own.keys()
+    return both | own
+
+
+def missing(requirements, lock, extras=("",)):
+    """Those requirements that count in the image and that the lock does not meet."""
+    requirements = [Requirement(text) for text in requirements]
+    for requirement in requirements:
+        if requirement.marker and not any(requirement.marker.evaluate(MARKERS | {"extra": extra}) for extra in extras):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name not in lock or not requirement.specifier.contains(lock[name][0], prereleases=True):
+            yield f"{requirement}, the lock has {lock.get(name, ['nothing'])[0]}"
+
+
+@functools.cache
+def lock_extras():
+    (line,) = re.findall(r"(?m)^EXTRAS = (.+)$", (ROOT / "scripts/lock.py").read_text())
+    return ast.literal_eval(line)
+
+
+@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+def test_lock_meets_pyproject(variant):
+    lock = locked(variant)
+    asked = [*PROJECT["dependencies"], *(r for extra in lock_extras() for r in PROJECT["optional-dependencies"][extra])]
+    assert not list(missing(asked, lock))
+    assert list(missing(["torch>=99", "nothing-of-the-kind"], lock)), "the check itself"
+
+
+@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+def test_lock_is_complete(variant):
+    """What a locked package asks for is in the lock, too; read from those that are installed here in that version."""
+    lock, seen = locked(variant), 0
+    asked = {}  # package -> the extras with which it is asked for
+    for text in [*PROJECT["dependencies"], *sum(map(PROJECT["optional-dependencies"].get, lock_extras()), [])]:
+        asked.setdefault(canonicalize_name(Requirement(text).name), {""}).update(Requirement(text).extras)
+    for name, (version, _) in lock.items():
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if distribution.version == version:
+            seen += 1
+            assert not list(missing(distribution.requires or [], lock, asked.get(name, [""]))), name
+    if seen < 20:
+        pytest.skip(f"only {seen} packages are here in the version of the lock")
+
+
+@pytest.mark.parametrize("name", ["lock.txt", "lock-cpu.txt", "lock-cuda.txt"])
+def test_lock_pins_by_hash_and_names_no_server(name):
+    entries = read_lock(name)
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry) for _, entry in entries.values())
+    assert "://" not in "".join(entry for _, entry in entries.values())
+    cuda = [package for package in entries if re.match("nvidia|cuda|triton|jax-cuda", package)]
+    assert bool(cuda) == (name == "lock-cuda.txt")
+
+
+def test_lock_has_one_torch():
+    (cpu, _), (cuda, _) = read_lock("lock-cpu.txt")["torch"], read_lock("lock-cuda.txt")["torch"]
+    assert cpu == f"{cuda}+cpu"
+
+
+# The image
+
+
+def instructions():
+    """(instruction, rest) of cloud/Dockerfile, with continued lines joined."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "cloud/Dockerfile").read_text()).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
+
+
+def test_dockerfile():
+    lines = instructions()
+    last_stage = lines[max(i for i, (word, _) in enumerate(lines) if word == "FROM") :]
+    assert dict(last_stage)["USER"] == "1000:1000", "not root, and as a number"
+    assert ast.literal_eval(dict(last_stage)["ENTRYPOINT"]) == ["tini", "--"], "it runs its arguments"
+    # what changes often comes after what is large
+    order = [rest.split()[-2] for word, rest in last_stage if word == "COPY"]
+    assert order[:2] == ["/opt/venv", "cleanrl"] and "pip" not in str(last_stage[3:])
+    installs = [rest for word, rest in lines if "pip " in rest and " install " in rest]
+    assert installs and all("--require-hashes" in rest and "--no-deps" in rest for rest in installs)
+    assert not [word for word, _ in lines if word in ("HEALTHCHECK", "ADD", "VOLUME", "EXPOSE")]
+    secrets = re.compile(r"(?i)\b(\w*_?(key|token|secret|password))\b")
+    assert not [rest for word, rest in lines if word in ("ARG", "ENV", "COPY") and secrets.search(rest)]
+    # no image and no file comes from a named server
+    images = [rest for word, rest in lines if word == "FROM"]
+    assert all(image.startswith("${BASE}") for image in images)
+    assert dict(line for line in lines if "BASE=" in line[1])["ARG"] == "BASE=python:3.11-slim-bookworm"
+    assert "://" not in str(lines)
+    version = re.search(r'(?m)^PYTHON = "(.+)"', (ROOT / "scripts/lock.py").read_text())[1]
+    assert f"python:{version}-" in str(lines), "the lock is for the Python of the image"
+
+
+def test_what_the_dockerfile_copies_reaches_it():
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    sources = [w for word, rest in instructions() if word == "COPY" and "--from" not in rest for w in rest.split()[:-1]]
+    for source in sources:
+        assert any(Path(source.replace("${VARIANT}", "cpu")).match(pattern) for pattern in allowed), source
+        assert (ROOT / source.replace("${VARIANT}", "cpu")).exists()
+    assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*", "the rest does not"
+
+
+def core_lock():
+    """The lines of the lock that the core of pyproject.toml needs, found by what uv wrote behind `via`."""
+    lock, wanted = read_lock("lock.txt"), {canonicalize_name(Requirement(r).name) for r in PROJECT["dependencies"]}
+    wanted.add("pygame-ce" if "pygame-ce" in lock else "pygame")  # gymnasium[classic-control]
+    while True:
+        via = {name: set(re.findall(r"(?m)^    #(?: via|  ) +([\w-]+)", entry)) for name, (_, entry) in lock.items()}
+        more = {name for name in lock if via[name] & wanted} - wanted
+        if not more:
+            return "".join(entry for name, (_, entry) in lock.items() if name in wanted)
+        wanted |= more
+
+
+def pip_settings(folder):
+    """Options with which a build installs as pip does here: its settings, and the local folders that they name."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    settings = {}
+    for line in lines:  # as global.cert='/etc/x' or :env:.cert='/etc/x'; the environment comes first
+        key, value = line.split("=", 1)
+        settings.setdefault(key.split(".")[-1], ast.literal_eval(value))
+    settings.pop("user", None), settings.pop("target", None), settings.pop("require-virtualenv", None)
+    file = folder / "pip.conf"
+    file.write_text("[global]\n" + "".join(f"{key} = {' '.join(value.split())}\n" for key, value in settings.items()))
+    volumes = [f"{file}:/etc/pip.conf:ro"]
+    words = [word.removeprefix("file://") for value in settings.values() for word in value.split()]
+    folders = {path.parent if path.is_file() or path.name == "simple" else path for path in map(Path, words)}
+    folders = {path for path in folders if path.is_absolute() and path.exists() and path != Path("/")}
+    return [
+        word for volume in [*volumes, *(f"{path}:{path}:ro" for path in sorted(folders))] for word in ("-v", volume)
+    ]
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory):
+    """A function that runs podman with storage of its own; what it made is removed at the end."""
+    for program in ("podman", "runc", "mmdebstrap"):
+        require_program(program)
+    folder = tmp_path_factory.mktemp("podman")
+    settings = folder / "containers.conf"
+    # limits that need no privilege, the network of the machine, and no service of the system
+    settings.write_text(
+        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\nnetns = "host"\n'
+        'log_driver = "k8s-file"\n[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+    )
+    command = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run")]
+
+    def call(*words, code=0, timeout=300):
+        env = os.environ | {"CONTAINERS_CONF": str(settings), "TMPDIR": str(folder)}
+        pipes = {"capture_output": True, "text": True, "timeout": timeout}
+        done = subprocess.run([*command, *map(str, words)], env=env, check=False, cwd=folder, **pipes)
+        assert done.returncode == code, (
+            f"{words}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
+        return done.stdout.strip()
+
+    call.folder = folder
+    yield call
+    for words in (["rm", "--all", "--force", "--time", "0"], ["rmi", "--all", "--force"]):
+        subprocess.run([*command, *words], env=os.environ | {"CONTAINERS_CONF": str(settings)}, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def image(podman):
+    """The CPU image of cloud/Dockerfile, with the core only."""
+    root, context = podman.folder / "base.tar", podman.folder / "context"
+    packages = "python3,python3-venv,python3-pip,ca-certificates,tini"
+    make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", "bookworm", str(root)]
+    subprocess.run(make, check=True, capture_output=True, timeout=300)
+    podman("import", "--quiet", root, "base")
+    root.unlink()
+    files = [*(ROOT / line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!")]
+    for path in (match for file in files for match in ROOT.glob(str(file.relative_to(ROOT)))):
+        target = context / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
+    shutil.copy(ROOT / ".dockerignore", context)
+    (context / "requirements/lock.txt").write_text(core_lock())
+    options = ["--build-arg", "BASE=base", "--build-arg", "VARIANT=cpu", "--build-arg", "REVISION=0123abc"]
+    options += ["--isolation", "chroot", "--network", "host", "--layers=false", *pip_settings(podman.folder)]
+    podman("build", *options, "-f", ROOT / "cloud/Dockerfile", "-t", "cleanrl", context)
+    return "cleanrl"
+
+
+def test_a_container_is_stopped_and_another_finishes(podman, image):
+    """SIGTERM reaches the run: exit code 75 and a checkpoint in the volume, from which a second container goes on."""
+    runs = podman.folder / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    volume = ["-v", f"{runs}:/cleanrl/runs"]
+    seen = podman(
+        "run", "--rm", *volume, image, "sh", "-c", "id -u; touch cleanrl/ppo.py || echo read-only; pip -V || ls /etc"
+    )
+    assert seen.splitlines()[0] == "1000" and "read-only" in seen
+    command = ["python", "cleanrl/ppo.py", "--no-cuda", "--total-timesteps", "30000", "--num-envs", "1"]
+    podman("run", "-d", "--name", "first", *volume, image, *command)
+    deadline = time.monotonic() + 120
+    while "step" not in podman("logs", "first"):
+        assert time.monotonic() < deadline, podman("logs", "first")
+        time.sleep(0.2)
+    podman("kill", "--signal", "TERM", "first")
+    assert podman("wait", "first") == "75"
+    (folder,) = runs.iterdir()
+    assert (folder / "checkpoint.pt").stat().st_uid == 1000 or os.geteuid() != 0
+    assert (folder / "commit.txt").read_text() == "0123abc\n"
+    log = podman("run", "--rm", *volume, image, "python", "cleanrl/ppo.py", "--resume", f"runs/{folder.name}")
+    assert "30000" in log
+
+
+def test_image_holds_no_settings_of_the_machine(podman, image):
+    """What the build was lent to reach its packages is not in the image."""
+    seen = podman("run", "--rm", image, "sh", "-c", "cat /etc/pip.conf; ls -A /requirements /root /tmp; env", code=0)
+    assert "find-links" not in seen and "index" not in seen and "PIP" not in seen
+    assert "tini" in podman("image", "inspect", "--format", "{{.Config.Entrypoint}}", image)
