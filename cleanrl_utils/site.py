@@ -380,7 +380,9 @@ def finish(output, parts):
         return parts[unescape(match[1])]
 
     def breakable(match):
-        return re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"(?<=\w)([_/])(?=\w)", r"\1<wbr>", code[0]), match[0])
+        return re.sub(
+            r"<code>[^<]*</code>", lambda code: re.sub(r"((?<=\w)[_/](?=\w)| )", r"\1<wbr>", code[0]), match[0]
+        )
 
     for path in sorted(output.rglob("*.html")):
         text = path.read_text(encoding="utf-8")
