@@ -242,6 +242,8 @@ def add_parts(site, page, text):
         return site.part(f"curves {page} {' '.join([*names, *envs])}", content) if content else ""
 
     def behind_table(section, names):
+        around = r'<div class="results" markdown>\n\n\1\n\n</div>'  # on a phone a row becomes a card
+        section = re.sub(r"(?ms)(^\| File .*?)(?=\n\n)", around, section, count=1)
         return section.replace("<details markdown>", f"{figures(names)}\n\n<details markdown>", 1)
 
     def block(match):
