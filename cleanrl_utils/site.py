@@ -364,14 +364,19 @@ def assemble(root, folder):
     return site.parts
 
 
-def prune(nav, folder):
-    """The navigation without the pages that are not there."""
+def navigation(nav, folder, draft):
+    """The navigation with folder/* written out; a draft leaves out the pages that are not there."""
     kept = []
     for entry in nav:
         ((title, value),) = entry.items() if isinstance(entry, dict) else (("", entry),)
-        value = prune(value, folder) if isinstance(value, list) else value if (folder / value).exists() else None
-        if value:
-            kept.append({title: value} if title else value)
+        if isinstance(value, list):
+            value = navigation(value, folder, draft)
+        elif value.endswith("/*"):
+            pages = sorted(path.relative_to(folder).as_posix() for path in folder.glob(f"{value[:-1]}*.md"))
+            value = [page for page in pages if not PurePosixPath(page).name.startswith("000")]
+        elif draft and not (folder / value).exists():
+            continue
+        kept.append({title: value} if title else value)
     return kept
 
 
@@ -426,8 +431,7 @@ def build(root, output, draft=False):
         folder = Path(temporary, "docs")
         parts = assemble(root, folder)
         config = yaml.safe_load((root / "mkdocs.yml").read_text(encoding="utf-8"))
-        if draft:
-            config["nav"] = prune(config["nav"], folder)
+        config["nav"] = navigation(config["nav"], folder, draft)
         config |= {"docs_dir": str(folder), "site_dir": str(Path(temporary, "site"))}
         Path(temporary, "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         command = [sys.executable, "-m", "mkdocs", "build", "--quiet", *(["--strict"] * (not draft))]
