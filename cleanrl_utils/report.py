@@ -238,7 +238,7 @@ def first_suite(names):
     sets = {tuple(sorted(envs)) for envs in names.values()}
     suites = [(envs, [name for name in names if set(envs) <= names[name].keys()]) for envs in sets]
     suites = [suite for suite in suites if len(suite[1]) > 1]
-    return max(suites, key=lambda suite: (len(suite[0]) * len(suite[1]), suite[0]), default=((), []))
+    return min(suites, key=lambda suite: (-len(suite[0]) * len(suite[1]), suite[0]), default=((), []))
 
 
 def aggregates(runs, limits):
@@ -453,7 +453,8 @@ def write_page(path, title, data):
     """Put the parts of the page into one file, and that in place at once."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
     parts = {"title": html.escape(title), "data": text.replace("<", "\\u003c")}
-    parts |= {"css": (PAGE / "page.css").read_text(), "js": (PAGE / "page.js").read_text()}
+    parts |= {"css": (PAGE / "page.css").read_text()}
+    parts["js"] = "\n".join((PAGE / f"{name}.js").read_text() for name in ("stats", "plot", "page"))
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (PAGE / "page.html").read_text())
     draft = path.with_suffix(".tmp")
     draft.write_text(page, encoding="utf-8")
