@@ -59,12 +59,13 @@ def studentised(differences, squared_errors):
         return np.where(differences == 0, 0.0, differences / np.sqrt(squared_errors))
 
 
-def judge(base, new, error=0.05, drop=20.0, reps=4000, seed=0):
+def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
     """Compare groups of scores, one array of each side per environment, in per cent: a dict for each, then for all.
 
-    A difference counts if it is larger, in standard errors, than the largest of any line in all but a share `error` of
-    resamples, in which both sides of every environment are drawn from the residuals of both. With few seeds resamples
-    are alike, so the bound is at least Student's for as many lines (Bonferroni).
+    A difference counts if it is larger, in standard errors, than the bound of its line. Resamples, in which both sides
+    of an environment are drawn from the residuals of both, set the bounds: each line exceeds its own as often as any
+    other does, and a share `error` of resamples has a line that does. With few seeds resamples are alike, so a bound is
+    at least Student's for as many lines (Bonferroni).
     """
     sides = [(np.asarray(x, dtype=float), np.asarray(y, dtype=float)) for x, y in zip(base, new, strict=True)]
     enough = [i for i, (x, y) in enumerate(sides) if min(len(x), len(y)) >= MIN_SEEDS]
@@ -93,10 +94,12 @@ def judge(base, new, error=0.05, drop=20.0, reps=4000, seed=0):
         squares.append(sum(squares) / n**2)
         drawn.append(np.mean(drawn, axis=0))
         drawn_squares.append(np.sum(drawn_squares, axis=0) / n**2)
-    largest = np.abs([studentised(d, s) for d, s in zip(drawn, drawn_squares)]).max(axis=0)
-    resampled = min(np.quantile(largest, 1 - error, method="higher"), 100.0)
-    for line, difference, square, freedom in zip(judged, differences, squares, freedoms):
-        bound = max(resampled, t_quantile(1 - error / 2 / len(judged), round(freedom, 2)))
+    drawn = np.minimum(np.abs([studentised(d, s) for d, s in zip(drawn, drawn_squares)]), 100.0)
+    ranks = drawn.argsort(axis=1).argsort(axis=1)
+    cut = np.sort(ranks.max(axis=0))[int(np.ceil((1 - error) * (reps - 1)))]
+    bounds = np.sort(drawn, axis=1)[:, cut]
+    for line, difference, square, freedom, bound in zip(judged, differences, squares, freedoms, bounds):
+        bound = max(bound, t_quantile(1 - error / 2 / len(judged), round(freedom, 2)))
         margin = bound * np.sqrt(square) if square else 0.0
         ruled_out = abs(difference) + t_quantile(0.95, round(freedom, 2)) * np.sqrt(square)
         line |= {"effect": float(difference), "low": float(difference - margin), "high": float(difference + margin)}
@@ -336,9 +339,7 @@ def choose(options):
     elif options.paths and (options.commits or (options.base_name and options.new_name)):
         base = new = options.paths
     else:
-        fail(
-            "two sides are needed: BASE NEW, --base and --new, or one folder with --commits or --base-name and --new-name"
-        )
+        fail("two sides are needed: BASE NEW, or --base and --new, or one folder with --commits, or with two names")
     if options.commits and not (options.base or options.new):
         base = new = options.paths
     try:
