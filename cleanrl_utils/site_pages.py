@@ -385,7 +385,7 @@ def metrics_page(root, page_of, link):
 
 
 @cache
-def colours(text, lexer="python"):
+def colours(text, lexer):
     """A list of lines, each a list of (class, text)."""
     from pygments.lexers import get_lexer_by_name
     from pygments.token import STANDARD_TYPES
@@ -417,10 +417,15 @@ def line_html(line, marks=()):
     return "".join(pieces)
 
 
+@cache
+def lines_html(text, lexer):
+    return [line_html(line) for line in colours(text, lexer)]
+
+
 def source_html(text, lexer):
     rows = (
-        f'<span class="line" id="L{n}"><a href="#L{n}">{n}</a>{line_html(line)}\n</span>'
-        for n, line in enumerate(colours(text, lexer), 1)
+        f'<span class="line" id="L{n}"><a href="#L{n}">{n}</a>{line}\n</span>'
+        for n, line in enumerate(lines_html(text, lexer), 1)
     )
     return f'<div class="highlight source"><pre><code>{"".join(rows)}</code></pre></div>'
 
@@ -510,7 +515,8 @@ def diff_html(root, parent, name, link, excerpt=False):
         end = ast.parse(source(root, name)).body[0].end_lineno
         rows = rows[next(i for i, (_, _, new) in enumerate(rows) if new == end) + 1 :]
     texts = [source(root, stem).split("\n") for stem in (parent, name)]
-    lines = [colours(source(root, stem)) for stem in (parent, name)]
+    lines = [colours(source(root, stem), "python") for stem in (parent, name)]
+    plain = [lines_html(source(root, stem), "python") for stem in (parent, name)]
     blocks, start = [], 0
     for i in range(1, len(rows) + 1):
         if i == len(rows) or (rows[i][0] == "=") != (rows[start][0] == "="):
@@ -522,7 +528,7 @@ def diff_html(root, parent, name, link, excerpt=False):
     def cells(numbers, side, marks=None):
         return "".join(
             f'<span class="line"><a href="{targets[side]}#L{n}">{n}</a>'
-            f"{line_html(lines[side][n - 1], marks[i] if marks else ())}\n</span>"
+            f"{line_html(lines[side][n - 1], marks[i]) if marks and marks[i] else plain[side][n - 1]}\n</span>"
             for i, n in enumerate(numbers)
         )
 
