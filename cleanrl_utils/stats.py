@@ -17,10 +17,10 @@ from statistics import NormalDist
 import numpy as np
 
 
-@lru_cache
+@lru_cache(4096)
 def t_quantile(p, df):
     """The quantile of Student's t: with t = sqrt(df) tan(a), the density of a is proportional to cos(a)^(df - 1)."""
-    angles = np.linspace(0, np.pi / 2, 100_001)
+    angles = np.linspace(0, np.pi / 2, 20_001)
     density = np.cos(angles) ** (df - 1)
     mass = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
     return float(np.copysign(np.sqrt(df) * np.tan(np.interp(abs(2 * p - 1), mass / mass[-1], angles)), p - 0.5))

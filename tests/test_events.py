@@ -1,12 +1,12 @@
 """cleanrl_utils.events reads what TensorBoard reads, while a run is being written and after it was resumed."""
 
 import os
-import struct
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import load, require, tensorboard_scalars
+from synthetic_runs import scalar, write_events
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -86,18 +86,6 @@ def test_series_as_tensorboard(library, tmp_path, monkeypatch):
     assert read_series(tmp_path, ["none"])["none"][0].shape == (0,)
 
 
-def write(file, events):
-    file.write_bytes(
-        b"".join(
-            struct.pack("<QI", len(data), 0) + data + b"\0\0\0\0" for data in (e.SerializeToString() for e in events)
-        )
-    )
-
-
-def scalar(wall, tag, value, step, **more):
-    return Event(wall_time=wall, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value, **more)]))
-
-
 def test_series_in_other_layouts(tmp_path):
     """Two values in a record, metadata, a negative step, a file that ends in zeros: parsed or left out."""
     odd = [Summary.Value(tag="a", simple_value=1), Summary.Value(tag="b", simple_value=2)]
@@ -107,7 +95,7 @@ def test_series_in_other_layouts(tmp_path):
         *(scalar(102, "a", 3, 2, metadata=described), scalar(103, "a", 4, -5), scalar(104, "ab", 5, 6)),
         *(Event(summary=Summary(value=odd)), Event(wall_time=105, log_message={"message": "a"})),
     ]
-    write(tmp_path / "events.1", events)
+    write_events(tmp_path / "events.1", events)
     with (tmp_path / "events.1").open("ab") as file:
         file.write(b"\0" * 40)
     (tmp_path / "events.2").touch()
@@ -119,8 +107,8 @@ def test_series_in_other_layouts(tmp_path):
 def test_seconds_without_the_gap_of_a_resume(tmp_path):
     """The files of a run are read in the order of their beginnings, and nothing counts between two of them."""
     start = Event(wall_time=1000, file_version="brain.Event:2")
-    write(tmp_path / "events.z", [start, scalar(1010, "a", 1, 1), scalar(1020, "b", 1, 2)])
+    write_events(tmp_path / "events.z", [start, scalar(1010, "a", 1, 1), scalar(1020, "b", 1, 2)])
     start = Event(wall_time=9000, file_version="brain.Event:2")
-    write(tmp_path / "events.a", [start, scalar(9005, "a", 2, 3)])
+    write_events(tmp_path / "events.a", [start, scalar(9005, "a", 2, 3)])
     steps, values, seconds, _ = read_series(tmp_path, ["a"])["a"]
     assert (list(steps), list(values), list(seconds)) == ([1, 3], [1, 2], [10, 25])
