@@ -211,6 +211,7 @@ def test_filter_group_sort_search(site, chromium):  # noqa: F811
         page.evaluate("scrollTo(0, 0)")  # charts are drawn when they come near the screen
         before = page.get_attribute('figure[data-title="CartPole-v1"] path.curve', "d")
         page.evaluate("() => { const knob = $('smooth'); knob.value = 20; knob.dispatchEvent(new Event('input')); }")
+        page.wait_for_function("() => location.hash.includes('smooth=20')")
         assert page.get_attribute('figure[data-title="CartPole-v1"] path.curve', "d") != before
         page.check("#seeds")
         assert page.locator('figure[data-title="CartPole-v1"] path.curve').count() == 2 + 9
@@ -313,9 +314,8 @@ def test_small_and_dark_screens(site, chromium):  # noqa: F811
         dark = page.evaluate(colour)
         page.get_by_label("Switch between light and dark").click()
         assert page.evaluate(colour) != dark
-        chart = page.locator('figure[data-title="CartPole-v1"] svg[data-x]')
-        chart.scroll_into_view_if_needed()
-        box = chart.bounding_box()
+        page.locator('figure[data-title="CartPole-v1"]').scroll_into_view_if_needed()
+        box = page.locator('figure[data-title="CartPole-v1"] svg[data-x]').bounding_box()
         session = page.context.new_cdp_session(page)
 
         def fingers(kind, *places):

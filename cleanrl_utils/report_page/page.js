@@ -178,15 +178,15 @@ function xAxis(series) {
   return { label: `${name} of training`, unit, say: duration };
 }
 
-// Where a run's videos lie on a curve.
+// Where a run's videos lie on a curve: those before its first point at that, those after its last nowhere.
 function markersOf(run, curve) {
-  const markers = [];
+  const markers = [], first = curve.y.findIndex(known);
   for (const [step, seconds, path] of run.videos) {
     const x = state.x === "steps" ? step : seconds;
-    if (!known(x)) continue;
-    const near = indexAt(curve, Math.min(x, curve.end)), i = near ?? curve.y.findIndex(known);
+    if (!known(x) || first < 0) continue;
+    const i = x < curve.x[first] ? first : indexAt(curve, x);
     const text = `video at step ${step.toLocaleString("en")}, seed ${run.seed}`;
-    if (i >= 0) markers.push({ x, y: curve.y[i], text, pick: () => change(traceOfRun(run, path)) });
+    if (i !== null) markers.push({ x, y: curve.y[i], text, pick: () => change(traceOfRun(run, path)) });
   }
   return markers;
 }
@@ -520,6 +520,9 @@ function renderRuns(runs) {
 
 const valueText = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
 
+// The hyperparameters in which runs of an algorithm and environment differ, in whatever group they are.
+const differingFrom = ({ algo, env }) => differing(D.runs.filter((run) => run.algo === algo && run.env === env));
+
 // The hyperparameters of runs, with the special ones first, and why these are special.
 function hyperparameters(runs, special, why) {
   const names = unique([...special, ...runs.flatMap((run) => Object.keys(run.args))]);
@@ -586,14 +589,14 @@ function facts(run) {
 function traceRun(run) {
   const group = groupsOf(D.runs).find((candidate) => candidate.runs.includes(run)), usual = D.bases[run.algo];
   const unusual = Object.keys(usual).filter((name) => JSON.stringify(usual[name]) !== JSON.stringify(run.args[name]));
-  const special = unique([...differing(group.runs), ...unusual]).filter((name) => !["seed", "env_id"].includes(name));
+  const special = unique([...differingFrom(run), ...unusual]).filter((name) => !["seed", "env_id"].includes(name));
   const seeds = group.runs.slice(0, 40).flatMap((other) => {
     const text = `seed ${other.seed}`;
     return [other === run ? make("b", {}, text) : runLink(other, text), " "];
   });
   const packages = Object.entries(run.packages).map(([name, version]) => `${name}==${version}`);
   const copyButton = make("button", { type: "button", onclick: () => copy(run.command, copyButton) }, "copy");
-  const why = `First those that differ within the group, or from what most runs of ${run.algo} here have.`;
+  const why = `First those in which runs of ${run.algo} in this environment differ, or in which this one is unusual.`;
   return [
     make("p", {}, "Run of ", groupLink(group), ` in ${run.env}: `, seeds), facts(run),
     run.videos.length ? videoPart(run) : null, traceChart(`${run.env}, ${group.label}, seed ${run.seed}`, group, run),
@@ -605,7 +608,7 @@ function traceRun(run) {
 }
 
 function traceGroup(group) {
-  const score = scoreOf(group), special = differing(group.runs), rows = make("table", {});
+  const score = scoreOf(group), special = differingFrom(group.runs[0]), rows = make("table", {});
   const filmed = group.runs.find((run) => run.videos.length), value = (name) => (run) => valueText(run.args[name]);
   table(rows, [
     ["Run", (run) => run.seed, (run) => runLink(run, `seed ${run.seed}`)],
@@ -615,12 +618,13 @@ function traceGroup(group) {
     ...special.slice(0, 3).map((name) => [name, value(name), value(name)]),
   ], group.runs);
   const interval = known(score.low) ? ` ${intervalText(score)}` : "";
+  const why = `First those in which runs of ${group.runs[0].algo} in this environment differ.`;
   const alone = group.runs.length === 1 ? " One run says nothing of the spread: there is no interval." : "";
   return [
     make("p", {}, `${group.env}: score ${show(score.mean)}${interval} over ${count(score.n, "ended run")}.${alone}`),
     traceChart(`${group.env}, ${group.label}`, group), filmed ? videoPart(filmed) : null,
     make("h3", {}, "Runs"), make("div", { class: "scroll" }, rows),
-    make("h3", {}, "Hyperparameters"), hyperparameters(group.runs, special, "First those in which these runs differ."),
+    make("h3", {}, "Hyperparameters"), hyperparameters(group.runs, special, why),
     make("h3", {}, "Command of the first"), make("pre", {}, group.runs[0].command || "not recorded"),
   ];
 }
@@ -705,7 +709,11 @@ function listenToControls() {
   for (const id of selects) fromValue(id, "change", (node) => node.value);
   for (const id of ["seeds", "refs"]) fromValue(id, "change", (node) => node.checked);
   fromValue("q", "input", (node) => node.value);
-  fromValue("smooth", "input", (node) => Number(node.value));
+  let sliding = null;
+  $("smooth").addEventListener("input", (event) => {  // many intervals take a moment: wait for the hand to rest
+    clearTimeout(sliding);
+    sliding = setTimeout(() => change({ smooth: Number(event.target.value) }), 120);
+  });
   $("clear").addEventListener("click", () => {
     $("q").value = "";
     state = { ...FRESH, run: state.run, group: state.group, video: state.video };
@@ -740,6 +748,7 @@ function begin() {
   fill($("by"), ["algorithm", "commit", ...VARIED].map((name) => [name, name]), "algorithm");
   fill($("metric"), D.metrics.map((tag) => [tag, metricName(tag)]), D.metrics[0]);
   $("summary").textContent = D.summary;
+  $("options").open = innerWidth > 760;  // on a small screen the curves come first
   $("norm").textContent = D.norm_text;
   listenToControls();
   listenToPage();

@@ -377,9 +377,11 @@ function hover(view, at) {
     return make("div", { class: s === best?.s ? "near" : "" }, square, `${s.name}: ${show(s.y[i])}${interval}${runs}`);
   });
   readout.replaceChildren(make("div", {}, spec.x.say(wanted)), ...lines);
-  const pixel = holder.clientWidth / width;
-  const side = at.x > width / 2 ? `right:${(width - at.x + 14) * pixel + 8}px` : `left:${(at.x + 14) * pixel + 8}px`;
-  readout.style.cssText = `top:${holder.offsetTop + 4}px;${side}`;
+  const pixel = holder.clientWidth / width, { offsetWidth, offsetHeight } = readout;
+  const beside = at.x > width / 2 ? at.x * pixel - offsetWidth - 14 : at.x * pixel + 14;
+  const left = Math.max(0, Math.min(beside, holder.clientWidth - offsetWidth));
+  const top = at.y > HEIGHT / 2 ? box.top : Math.max(box.top, box.bottom * pixel - offsetHeight - 4);
+  readout.style.cssText = `left:${holder.offsetLeft + left}px;top:${holder.offsetTop + top}px`;
 }
 
 function listenToPointer(view) {

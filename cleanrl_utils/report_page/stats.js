@@ -75,53 +75,63 @@ function improvement(groups) {
 // An interval of a probability does not go beyond 0 and 1.
 const clip = ([point, low, high]) => [point, Math.max(0, low), Math.min(1, high)];
 
-// How often each of n seeds is drawn, and the probability of that draw: every one that there is up to 6 seeds.
-function draws(n) {
-  return remembered(`draws ${n}`, () => (n > 6 ? someDraws(n, 1000) : allDraws(n)));
-}
+// How often each of n seeds is drawn, [counts of one draw after the other], and the probability of each draw: every one
+// that there is up to 6 seeds, some of equal weight beyond.
+const draws = (n) => remembered(`draws ${n}`, () => (n > 6 ? someDraws(n, 500) : allDraws(n)));
 
 function someDraws(n, reps) {
-  const random = generator(n);
-  return Array.from({ length: reps }, () => {
-    const counts = new Array(n).fill(0);
-    for (let i = 0; i < n; i++) counts[Math.floor(random() * n)]++;
-    return [counts, 1 / reps];
-  });
+  const random = generator(n), counts = new Float64Array(reps * n);
+  for (let draw = 0; draw < reps; draw++) {
+    for (let i = 0; i < n; i++) counts[draw * n + Math.floor(random() * n)]++;
+  }
+  return { counts, weights: null };
 }
 
 function allDraws(n) {
-  const factorial = (k) => (k > 1 ? k * factorial(k - 1) : 1), all = [];
-  const fill = (counts, left) => {
-    if (counts.length < n - 1) {
-      for (let k = 0; k <= left; k++) fill([...counts, k], left - k);
+  const factorial = (k) => (k > 1 ? k * factorial(k - 1) : 1), counts = [], weights = [];
+  const fill = (begun, left) => {
+    if (begun.length < n - 1) {
+      for (let k = 0; k <= left; k++) fill([...begun, k], left - k);
     } else {
-      const full = [...counts, left], ways = full.reduce((product, k) => product / factorial(k), factorial(n));
-      all.push([full, ways / n ** n]);
+      const full = [...begun, left];
+      counts.push(...full);
+      weights.push(full.reduce((product, k) => product / factorial(k), factorial(n)) / n ** n);
     }
   };
   fill([], n);
-  return all;
+  return { counts: Float64Array.from(counts), weights };
+}
+
+// The means of the draws around the mean of a point's values, with the weights of those draws that hit a value.
+function resampledMeans(values, centre) {
+  const n = values.length, { counts, weights } = draws(n), samples = [], kept = [];
+  const there = values.map((value) => (known(value) ? 1 : 0));
+  const apart = values.map((value) => (known(value) ? value - centre : 0));
+  for (let draw = 0; draw * n < counts.length; draw++) {
+    let total = 0, hits = 0;
+    for (let i = 0; i < n; i++) {
+      total += counts[draw * n + i] * apart[i];
+      hits += counts[draw * n + i] * there[i];
+    }
+    if (!hits) continue;
+    samples.push(total / hits);
+    kept.push(weights?.[draw] ?? 1);
+  }
+  return [samples, kept, Boolean(weights)];
 }
 
 // The interval of the mean at one point of several runs' curves, null where a run has no value: [low, high].
 function meanInterval(values) {
-  const present = values.filter(known), centre = mean(present), samples = [];
+  const present = values.filter(known), centre = mean(present), factor = widening([present.length]);
   if (present.length < 2) return [null, null];
-  for (const [counts, weight] of draws(values.length)) {
-    let total = 0, n = 0;
-    for (let i = 0; i < values.length; i++) {
-      if (!known(values[i])) continue;
-      total += counts[i] * (values[i] - centre);
-      n += counts[i];
-    }
-    if (n) samples.push([total / n, weight]);
-  }
-  samples.sort((a, b) => a[0] - b[0]);
-  const mass = sum(samples.map((sample) => sample[1])), factor = widening([present.length]);
+  const [samples, weights, weighted] = resampledMeans(values, centre), mass = sum(weights);
+  const byIndex = () => samples.map((_, i) => i).sort((a, b) => samples[a] - samples[b]);
+  const sorted = weighted ? byIndex() : Float64Array.from(samples).sort();
   return [0.025, 0.975].map((q) => {
+    if (!weighted) return centre + sorted[Math.max(0, Math.ceil(q * mass - 1e-9) - 1)] * factor;
     let seen = 0;
-    const found = samples.find((sample) => (seen += sample[1]) >= q * mass - 1e-12) ?? samples[samples.length - 1];
-    return centre + found[0] * factor;
+    const found = sorted.find((i) => (seen += weights[i]) >= q * mass - 1e-12) ?? sorted[sorted.length - 1];
+    return centre + samples[found] * factor;
   });
 }
 
