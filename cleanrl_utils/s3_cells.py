@@ -75,6 +75,11 @@ def read_state(s3, bucket, key):
         answer = s3.get_object(Bucket=bucket, Key=key)
     except s3.exceptions.NoSuchKey:
         return None, None, 0.0
+    except s3.exceptions.ClientError:  # "access denied" for what is not there, where only the prefix may be listed
+        listed = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+        if [item["Key"] for item in listed] == [key]:
+            raise
+        return None, None, 0.0
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     return json.loads(answer["Body"].read()), answer["ETag"], (now - answer["LastModified"]).total_seconds()
 
@@ -283,13 +288,15 @@ def spot_notice():
 
 def listen(over):
     """Stop the run when the machine is about to be taken away; not in `watch`, as sending files may take minutes."""
+    answered = False
     while not over.wait(5):
         notice = spot_notice()
         if notice:
             print("This machine is about to be taken away: stopping", flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
-        if notice is not False:
+        if notice or (notice is None and not answered):  # a service that has answered before is asked again
             return
+        answered = True
 
 
 def watch(claim, over, sync_every):
