@@ -479,3 +479,14 @@ def test_checkov():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert len(re.findall("Failed checks: 0", done.stdout)) == 2, done.stdout
+
+
+def test_ray_cluster_is_within_the_schema():
+    """`ray up` reads cloud/ray.yaml; Ray's own check of it needs no cloud."""
+    require("ray", "yaml", "jsonschema")
+    code = "import sys, yaml; from ray.autoscaler._private.util import fillout_defaults, validate_config; "
+    code += "validate_config(fillout_defaults(yaml.safe_load(sys.stdin)))"
+    text = (ROOT / "cloud/ray.yaml").read_text()
+    for source, good in (text, True), (text + "surprise: 1\n", False):
+        done = subprocess.run([sys.executable, "-c", code], input=source, text=True, capture_output=True, check=False)
+        assert (done.returncode == 0) == good, done.stderr[-2000:]
