@@ -91,9 +91,8 @@ def install_browser():
 
 def install_podman():
     """What builds and runs the container image, and makes the Debian that it stands on."""
-    packages = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap"}
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    apt(sorted({packages[program] for program in packages if not shutil.which(program, path=path)}), "podman")
+    apt([name for name in ("podman", "runc", "mmdebstrap") if not shutil.which(name, path=path)], "podman")
 
 
 def train(arguments):
