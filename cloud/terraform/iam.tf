@@ -94,18 +94,11 @@ data "aws_iam_policy_document" "runs" {
     sid       = "ListRuns"
     actions   = ["s3:ListBucket"]
     resources = [aws_s3_bucket.runs.arn]
+    # IfExists: an object that is not there is then "not found" rather than "forbidden", and the bucket can be found.
     condition {
-      test     = "StringLike"
+      test     = "StringLikeIfExists"
       variable = "s3:prefix"
       values   = ["${var.prefix}/*"]
-    }
-  }
-  dynamic "statement" {
-    for_each = var.kms_key_arn == "" ? [] : [var.kms_key_arn]
-    content {
-      sid       = "KeyOfTheBucket"
-      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
-      resources = [statement.value]
     }
   }
 }

@@ -1,7 +1,7 @@
 # The images, the bucket for runs, and the logs.
 
 resource "aws_ecr_repository" "images" {
-  #checkov:skip=CKV_AWS_136:Encrypted with a key of AWS, which costs nothing; kms_key_arn sets another.
+  #checkov:skip=CKV_AWS_136:Encrypted with a key of AWS; one of our own costs money by the month.
   name                 = var.name
   image_tag_mutability = "IMMUTABLE"
   force_delete         = false
@@ -9,8 +9,7 @@ resource "aws_ecr_repository" "images" {
     scan_on_push = true
   }
   encryption_configuration {
-    encryption_type = var.kms_key_arn == "" ? "AES256" : "KMS"
-    kms_key         = var.kms_key_arn == "" ? null : var.kms_key_arn
+    encryption_type = "AES256"
   }
 }
 
@@ -29,7 +28,7 @@ resource "aws_ecr_lifecycle_policy" "images" {
 resource "aws_s3_bucket" "runs" {
   #checkov:skip=CKV_AWS_18:A log of every access would be a second bucket, for data that only the account can read.
   #checkov:skip=CKV_AWS_144:Runs can be repeated from their command and commit: no copy in a second region.
-  #checkov:skip=CKV_AWS_145:Encrypted with a key of AWS, which costs nothing; kms_key_arn sets another.
+  #checkov:skip=CKV_AWS_145:Encrypted with a key of AWS; one of our own costs money by the month.
   #checkov:skip=CKV2_AWS_62:Nothing listens to events of the bucket.
   bucket        = var.bucket
   force_destroy = false
@@ -54,10 +53,8 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "runs" {
   bucket = aws_s3_bucket.runs.id
   rule {
     apply_server_side_encryption_by_default {
-      sse_algorithm     = var.kms_key_arn == "" ? "AES256" : "aws:kms"
-      kms_master_key_id = var.kms_key_arn == "" ? null : var.kms_key_arn
+      sse_algorithm = "AES256"
     }
-    bucket_key_enabled = true
   }
 }
 
@@ -114,10 +111,9 @@ resource "aws_s3_bucket_policy" "runs" {
 
 resource "aws_cloudwatch_log_group" "jobs" {
   #checkov:skip=CKV_AWS_338:What a run prints is in its folder, too; a year of it here helps nobody.
-  #checkov:skip=CKV_AWS_158:Encrypted with a key of AWS, which costs nothing; kms_key_arn sets another.
+  #checkov:skip=CKV_AWS_158:Encrypted with a key of AWS; one of our own costs money by the month.
   name              = "/aws/batch/${var.name}"
   retention_in_days = var.log_days
-  kms_key_id        = var.kms_key_arn == "" ? null : var.kms_key_arn
 }
 
 resource "aws_budgets_budget" "monthly" {

@@ -119,7 +119,7 @@ variable "secrets" {
   type        = map(string)
   default     = {}
   validation {
-    condition     = alltrue([for arn in values(var.secrets) : can(regex("^arn:[^:]+:secretsmanager:[^:]+:[0-9]{12}:secret:.+$", arn))])
+    condition     = alltrue([for arn in values(var.secrets) : can(regex("^arn:[^:]+:secretsmanager:[^:]+:[0-9]{12}:secret:[^:]+$", arn))])
     error_message = "Each value must be the ARN of a secret in AWS Secrets Manager, not the secret."
   }
 }
@@ -174,16 +174,6 @@ variable "log_days" {
   }
 }
 
-variable "kms_key_arn" {
-  description = "A KMS key of your own for the bucket, the images and the logs; empty for the keys of AWS, which cost nothing."
-  type        = string
-  default     = ""
-  validation {
-    condition     = var.kms_key_arn == "" || can(regex("^arn:[^:]+:kms:", var.kms_key_arn))
-    error_message = "The ARN of a key."
-  }
-}
-
 variable "budget" {
   description = "Monthly limit in US dollars of what carries the tag Project = name, for a message to `email` at 80 % and at 100 % as forecast; null for none. A message stops nothing."
   type = object({
@@ -191,4 +181,8 @@ variable "budget" {
     email = string
   })
   default = null
+  validation {
+    condition     = var.budget == null ? true : var.budget.limit > 0 && can(regex("@", var.budget.email))
+    error_message = "A limit above 0, and an address."
+  }
 }
