@@ -54,6 +54,34 @@ def write_curve(run, steps, folder):
             writer.writerow((int(edges[i]), f"{run.returns[bins == i].mean():.3f}", f"{seconds:.1f}"))
 
 
+def write_rows(groups, output, reference=None):
+    """Add groups of runs, by file, environment and steps, to a CSV; all of its rows."""
+    rows = {}
+    if output.exists():
+        rows = {(row["file"], row["env_id"], int(row["steps"])): row for row in csv.DictReader(output.open())}
+    for group, runs in groups.items():
+        runs.sort(key=lambda run: run.seed)
+        scores = [run.score for run in runs]
+        spread = np.std(scores, ddof=1) if len(scores) > 1 else 0.0
+        mean, std = reference_score(reference, group)
+        command, packages = re.sub(r" --seed \d+", "", runs[0].command), runs[0].packages
+        rows[group] = {
+            **dict(zip(("file", "env_id", "steps"), group)),
+            "seeds": " ".join(str(run.seed) for run in runs),
+            **{"score_mean": f"{np.mean(scores):.2f}", "score_std": f"{spread:.2f}"},
+            "scores": " ".join(f"{score:.2f}" for score in scores),
+            **{"reference_mean": mean, "reference_std": std, "command": command},
+            "commit": " ".join(sorted({run.commit[:10] for run in runs})),
+            "packages": " ".join(f"{name}={packages[name]}" for name in PACKAGES if name in packages),
+        }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS.split(","), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[group] for group in sorted(rows))
+    return rows
+
+
 def main(options):
     groups = defaultdict(list)
     try:
@@ -70,29 +98,7 @@ def main(options):
         groups[f"cleanrl/{run.script}", run.env_id, steps].append(run)
         if options.curves:
             write_curve(run, steps, options.curves)
-    rows = {}
-    if options.output.exists():
-        rows = {(row["file"], row["env_id"], int(row["steps"])): row for row in csv.DictReader(options.output.open())}
-    for group, runs in groups.items():
-        runs.sort(key=lambda run: run.seed)
-        scores = [run.score for run in runs]
-        spread = np.std(scores, ddof=1) if len(scores) > 1 else 0.0
-        mean, std = reference_score(options.reference, group)
-        command, packages = re.sub(r" --seed \d+", "", runs[0].command), runs[0].packages
-        rows[group] = {
-            **dict(zip(("file", "env_id", "steps"), group)),
-            "seeds": " ".join(str(run.seed) for run in runs),
-            **{"score_mean": f"{np.mean(scores):.2f}", "score_std": f"{spread:.2f}"},
-            "scores": " ".join(f"{score:.2f}" for score in scores),
-            **{"reference_mean": mean, "reference_std": std, "command": command},
-            "commit": " ".join(sorted({run.commit[:10] for run in runs})),
-            "packages": " ".join(f"{name}={packages[name]}" for name in PACKAGES if name in packages),
-        }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    with options.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS.split(","), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows[group] for group in sorted(rows))
+    rows = write_rows(groups, options.output, options.reference)
     for group in sorted(groups):
         row = rows[group]
         ours, theirs = (f"{row[f'{kind}_mean']} +- {row[f'{kind}_std']}" for kind in ("score", "reference"))
