@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from cleanrl_utils.results import curve_edges, curve_name, load
+from cleanrl_utils.results import curve_edges, curve_name, full_commit, load, of_commit
 
 COLUMNS = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
 PACKAGES = ("gymnasium", "gymnax", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")
@@ -29,6 +29,7 @@ class Options:
         Path, tyro.conf.arg(aliases=["-o"])
     ]  # CSV to write; rows of the same file and environment are replaced
     curves: Path | None = None  # folder for one CSV with the learning curve of each run
+    commit: str = ""  # only runs made at this commit, of folders that hold several
     partial: bool = False  # also take runs that stopped early, as runs of the steps they made
     reference: Path | None = None  # CSV of published scores (file, env_id, score_mean, score_std, steps)
 
@@ -85,17 +86,22 @@ def write_rows(groups, output, reference=None):
 def main(options):
     groups = defaultdict(list)
     try:
-        loaded = load(options.runs)
+        loaded, commit = load(options.runs), full_commit(options.commit) if options.commit else ""
     except ValueError as error:
         sys.exit(f"{error}")
     for run in loaded:
+        if commit and not of_commit(run, commit):
+            continue
         if run.source != "run" or np.isnan(run.score):
             sys.exit(f"{run.folder or run.script} is not a run folder with episodes")
         if not run.ended and not options.partial:
             told = f"{run.folder} stopped at step {run.last_step} of {run.total_timesteps}"
             sys.exit(f"{told}: resume it, or say --partial")
         steps = run.total_timesteps if run.ended else run.last_step
-        groups[f"cleanrl/{run.script}", run.env_id, steps].append(run)
+        group = groups[f"cleanrl/{run.script}", run.env_id, steps]
+        if twin := next((other for other in group if other.seed == run.seed), None):
+            sys.exit(f"{run.folder} and {twin.folder} are runs of one seed: name one of them, or a --commit")
+        group.append(run)
         if options.curves:
             write_curve(run, steps, options.curves)
     rows = write_rows(groups, options.output, options.reference)

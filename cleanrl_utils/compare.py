@@ -22,14 +22,13 @@ Exit codes: 0 no regression, 1 worse (with --fail-on-unknown also not enough see
 import argparse
 import glob
 import json
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.results import curve_edges, load
+from cleanrl_utils.results import curve_edges, full_commit, load, of_commit
 from cleanrl_utils.stats import t_quantile
 
 MIN_SEEDS = 3
@@ -129,21 +128,6 @@ def expand(path):
     if Path(path).exists() or not glob.has_magic(str(path)):
         return [path]
     return sorted(glob.glob(str(path))) or [path]
-
-
-def full_commit(name):
-    """A commit by its hash, as far as that is known, or by a name that git knows, such as HEAD."""
-    if name and set(name.lower()) <= set("0123456789abcdef") and len(name) >= 7:
-        return name
-    try:
-        return subprocess.run(["git", "rev-parse", name], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        fail(f"--commits: {name!r} is neither a commit's hash (7 digits or more) nor a name that git knows here")
-
-
-def of_commit(run, commit):
-    """Whether a run was made at a commit; records keep ten digits of it or less."""
-    return any(made.startswith(commit) or (made and commit.startswith(made)) for made in run.commit.split())
 
 
 def area(run):
@@ -343,11 +327,11 @@ def choose(options):
     if options.commits and not (options.base or options.new):
         base = new = options.paths
     try:
+        commits = [full_commit(name) for name in options.commits or ()]
         base, new = (load([place for path in side for place in expand(path)]) for side in (base, new))
     except ValueError as error:
         fail(error)
     if options.commits:
-        commits = [full_commit(name) for name in options.commits]
         base, new = ([run for run in side if of_commit(run, c)] for side, c in zip((base, new), commits))
     names = options.base_name, options.new_name
     base, new = ([run for run in side if name in (None, run.exp_name)] for side, name in zip((base, new), names))

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.compare import clean, compare, full_commit, markdown, of_commit, pair
-from cleanrl_utils.results import Run, curve_edges, load
+from cleanrl_utils.compare import clean, compare, markdown, pair
+from cleanrl_utils.results import Run, curve_edges, full_commit, load, of_commit
 from cleanrl_utils.stats import bootstrap_curves
 
 

@@ -38,8 +38,9 @@ class Api:
         return [*runs, Run(tag, "HalfCheetah-v2", 9, "another")]
 """
 COMMAND = """-m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl
---wandb-entity openrlbenchmark --tags pr-299 rlops-pilot --env-ids HalfCheetah-v2 Walker2d-v2 Hopper-v2 InvertedPendulum-v2 Humanoid-v2 Pusher-v2
---output-filename compare.png --scan-history --metric-last-n-average-window 100"""
+--wandb-entity openrlbenchmark --tags pr-299 rlops-pilot
+--env-ids HalfCheetah-v2 Walker2d-v2 Hopper-v2 InvertedPendulum-v2 Humanoid-v2 Pusher-v2 --output-filename compare.png
+--scan-history --metric-last-n-average-window 100"""
 
 
 @pytest.fixture
