@@ -125,19 +125,11 @@ def all_commands():
 
 
 IN_A_FORK = """
-import os, runpy, sys, traceback
+import runpy, sys
 
-what, code = sys.argv.pop(1), 0
+what = sys.argv[0] = sys.argv.pop(1)
 sys.path[0] = "{root}"
-try:
-    sys.argv[0] = what
-    runpy.run_path(what, run_name="__main__") if what.endswith(".py") else runpy.run_module(what, run_name="__main__")
-except SystemExit as end:
-    code = end.code if isinstance(end.code, int) else print(end.code or "", file=sys.stderr) or int(bool(end.code))
-except BaseException:
-    code = traceback.print_exc() or 1
-sys.stdout.flush(), sys.stderr.flush()
-os._exit(code)  # what Python does at its end takes longer than the tool, in a fork
+runpy.run_path(what, run_name="__main__") if what.endswith(".py") else runpy.run_module(what, run_name="__main__")
 """
 
 
