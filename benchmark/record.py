@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from cleanrl_utils.results import curve_edges, curve_name, load
+from cleanrl_utils.results import curve_edges, curve_name, full_commit, load, of_commit
 
 COLUMNS = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
 PACKAGES = ("gymnasium", "gymnax", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")
@@ -29,6 +29,7 @@ class Options:
         Path, tyro.conf.arg(aliases=["-o"])
     ]  # CSV to write; rows of the same file and environment are replaced
     curves: Path | None = None  # folder for one CSV with the learning curve of each run
+    commit: str = ""  # only runs made at this commit, of folders that hold several
     partial: bool = False  # also take runs that stopped early, as runs of the steps they made
     reference: Path | None = None  # CSV of published scores (file, env_id, score_mean, score_std, steps)
 
@@ -54,30 +55,16 @@ def write_curve(run, steps, folder):
             writer.writerow((int(edges[i]), f"{run.returns[bins == i].mean():.3f}", f"{seconds:.1f}"))
 
 
-def main(options):
-    groups = defaultdict(list)
-    try:
-        loaded = load(options.runs)
-    except ValueError as error:
-        sys.exit(f"{error}")
-    for run in loaded:
-        if run.source != "run" or np.isnan(run.score):
-            sys.exit(f"{run.folder or run.script} is not a run folder with episodes")
-        if not run.ended and not options.partial:
-            told = f"{run.folder} stopped at step {run.last_step} of {run.total_timesteps}"
-            sys.exit(f"{told}: resume it, or say --partial")
-        steps = run.total_timesteps if run.ended else run.last_step
-        groups[f"cleanrl/{run.script}", run.env_id, steps].append(run)
-        if options.curves:
-            write_curve(run, steps, options.curves)
+def write_rows(groups, output, reference=None):
+    """Add groups of runs, by file, environment and steps, to a CSV; all of its rows."""
     rows = {}
-    if options.output.exists():
-        rows = {(row["file"], row["env_id"], int(row["steps"])): row for row in csv.DictReader(options.output.open())}
+    if output.exists():
+        rows = {(row["file"], row["env_id"], int(row["steps"])): row for row in csv.DictReader(output.open())}
     for group, runs in groups.items():
         runs.sort(key=lambda run: run.seed)
         scores = [run.score for run in runs]
         spread = np.std(scores, ddof=1) if len(scores) > 1 else 0.0
-        mean, std = reference_score(options.reference, group)
+        mean, std = reference_score(reference, group)
         command, packages = re.sub(r" --seed \d+", "", runs[0].command), runs[0].packages
         rows[group] = {
             **dict(zip(("file", "env_id", "steps"), group)),
@@ -88,11 +75,36 @@ def main(options):
             "commit": " ".join(sorted({run.commit[:10] for run in runs})),
             "packages": " ".join(f"{name}={packages[name]}" for name in PACKAGES if name in packages),
         }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    with options.output.open("w", newline="") as file:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS.split(","), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows[group] for group in sorted(rows))
+    return rows
+
+
+def main(options):
+    groups = defaultdict(list)
+    try:
+        loaded, commit = load(options.runs), full_commit(options.commit) if options.commit else ""
+    except ValueError as error:
+        sys.exit(f"{error}")
+    for run in loaded:
+        if commit and not of_commit(run, commit):
+            continue
+        if run.source != "run" or np.isnan(run.score):
+            sys.exit(f"{run.folder or run.script} is not a run folder with episodes")
+        if not run.ended and not options.partial:
+            told = f"{run.folder} stopped at step {run.last_step} of {run.total_timesteps}"
+            sys.exit(f"{told}: resume it, or say --partial")
+        steps = run.total_timesteps if run.ended else run.last_step
+        group = groups[f"cleanrl/{run.script}", run.env_id, steps]
+        if twin := next((other for other in group if other.seed == run.seed), None):
+            sys.exit(f"{run.folder} and {twin.folder} are runs of one seed: name one of them, or a --commit")
+        group.append(run)
+        if options.curves:
+            write_curve(run, steps, options.curves)
+    rows = write_rows(groups, options.output, options.reference)
     for group in sorted(groups):
         row = rows[group]
         ours, theirs = (f"{row[f'{kind}_mean']} +- {row[f'{kind}_std']}" for kind in ("score", "reference"))

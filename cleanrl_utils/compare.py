@@ -22,14 +22,13 @@ Exit codes: 0 no regression, 1 worse (with --fail-on-unknown also not enough see
 import argparse
 import glob
 import json
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.results import curve_edges, load
+from cleanrl_utils.results import curve_edges, full_commit, load, of_commit
 from cleanrl_utils.stats import t_quantile
 
 MIN_SEEDS = 3
@@ -64,8 +63,8 @@ def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
 
     A difference counts if it is larger, in standard errors, than the bound of its line. Resamples, in which both sides
     of an environment are drawn from the residuals of both, set the bounds: each line exceeds its own as often as any
-    other does, and a share `error` of resamples has a line that does. With few seeds resamples are alike, so a bound is
-    at least Student's for as many lines (Bonferroni).
+    other does, and a share `error` of resamples has a line that does. Few seeds tell little of the tails, so a bound is
+    at least Student's for as many lines (Bonferroni), and at most half as much again.
     """
     sides = [(np.asarray(x, dtype=float), np.asarray(y, dtype=float)) for x, y in zip(base, new, strict=True)]
     enough = [i for i, (x, y) in enumerate(sides) if min(len(x), len(y)) >= MIN_SEEDS]
@@ -94,12 +93,13 @@ def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
         squares.append(sum(squares) / n**2)
         drawn.append(np.mean(drawn, axis=0))
         drawn_squares.append(np.sum(drawn_squares, axis=0) / n**2)
-    drawn = np.minimum(np.abs([studentised(d, s) for d, s in zip(drawn, drawn_squares)]), 100.0)
+    drawn = np.abs([studentised(d, s) for d, s in zip(drawn, drawn_squares)])
     ranks = drawn.argsort(axis=1).argsort(axis=1)
     cut = np.sort(ranks.max(axis=0))[int(np.ceil((1 - error) * (reps - 1)))]
     bounds = np.sort(drawn, axis=1)[:, cut]
     for line, difference, square, freedom, bound in zip(judged, differences, squares, freedoms, bounds):
-        bound = max(bound, t_quantile(1 - error / 2 / len(judged), round(freedom, 2)))
+        student = t_quantile(1 - error / 2 / len(judged), round(freedom, 2))
+        bound = min(max(bound, student), 1.5 * student)
         margin = bound * np.sqrt(square) if square else 0.0
         ruled_out = abs(difference) + t_quantile(0.95, round(freedom, 2)) * np.sqrt(square)
         line |= {"effect": float(difference), "low": float(difference - margin), "high": float(difference + margin)}
@@ -129,21 +129,6 @@ def expand(path):
     if Path(path).exists() or not glob.has_magic(str(path)):
         return [path]
     return sorted(glob.glob(str(path))) or [path]
-
-
-def full_commit(name):
-    """A commit by its hash, as far as that is known, or by a name that git knows, such as HEAD."""
-    if name and set(name.lower()) <= set("0123456789abcdef") and len(name) >= 7:
-        return name
-    try:
-        return subprocess.run(["git", "rev-parse", name], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        fail(f"--commits: {name!r} is neither a commit's hash (7 digits or more) nor a name that git knows here")
-
-
-def of_commit(run, commit):
-    """Whether a run was made at a commit; records keep ten digits of it or less."""
-    return any(made.startswith(commit) or (made and commit.startswith(made)) for made in run.commit.split())
 
 
 def area(run):
@@ -190,7 +175,7 @@ def clean(runs, side, kind, notes):
         key = run.exp_name, run.env_id, run.seed
         if not run.ended:
             unfinished += 1
-        elif np.isnan(score(run, kind)):
+        elif not np.isfinite(score(run, kind)):
             unscored += 1
         else:
             repeated += key in kept
@@ -343,11 +328,11 @@ def choose(options):
     if options.commits and not (options.base or options.new):
         base = new = options.paths
     try:
+        commits = [full_commit(name) for name in options.commits or ()]
         base, new = (load([place for path in side for place in expand(path)]) for side in (base, new))
     except ValueError as error:
         fail(error)
     if options.commits:
-        commits = [full_commit(name) for name in options.commits]
         base, new = ([run for run in side if of_commit(run, c)] for side, c in zip((base, new), commits))
     names = options.base_name, options.new_name
     base, new = ([run for run in side if name in (None, run.exp_name)] for side, name in zip((base, new), names))

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -238,6 +239,21 @@ def load(paths, tags=()):
         else:
             print(f"left out: {result}", file=sys.stderr)
     return runs
+
+
+def full_commit(name):
+    """A commit by its hash, as far as that is known, or by a name that git knows, such as HEAD."""
+    if re.fullmatch("[0-9a-f]{7,40}", name):
+        return name
+    try:
+        return subprocess.run(["git", "rev-parse", name], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        raise ValueError(f"{name!r} is neither a commit's hash (7 digits or more) nor a name that git knows") from None
+
+
+def of_commit(run, commit):
+    """Whether a run was made at a commit; records keep ten digits of it or less."""
+    return any(made.startswith(commit) or commit.startswith(made) for made in run.commit.split())
 
 
 @lru_cache
