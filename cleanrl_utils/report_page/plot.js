@@ -110,8 +110,8 @@ const scale = ([from, to], [a, b]) => ({
 
 function linePath(s, x, y) {
   const points = s.x.map((value, i) => known(s.y[i]) && `${x(value).toFixed(1)} ${y(s.y[i]).toFixed(1)}`);
-  const path = points.filter(Boolean).join("L");
-  return path && `M${path}`;
+  const there = points.filter(Boolean);
+  return there.length === 1 ? `M${there[0]}h0.1` : there.length ? `M${there.join("L")}` : "";  // one point is a dot
 }
 
 function bandPath(s, x, y) {
@@ -180,7 +180,8 @@ function inside(spec, xs, ys, box, inks, shade) {
   }
   spec.series.forEach((s, i) => {
     const strength = s.faint ? { "stroke-width": 1, "stroke-opacity": 0.45 } : { "stroke-width": 2 };
-    const look = { stroke: s.colour, "stroke-dasharray": s.dash, ...strength };
+    const dot = s.y.filter(known).length === 1 ? { "stroke-width": 6, "stroke-linecap": "round" } : {};
+    const look = { stroke: s.colour, "stroke-dasharray": s.dash, ...strength, ...dot };
     parts.push(make("path", { class: "curve", "data-series": i, d: linePath(s, xs.to, ys.to), ...look }));
   });
   for (const s of spec.series) {
