@@ -381,20 +381,15 @@ def navigation(nav, folder, draft):
 
 
 def finish(output, parts):
-    """The pages that MkDocs made with the parts put in, and with names in tables that may break where words end."""
-
-    def part(match):
-        return parts[unescape(match[1])]
+    """The pages that MkDocs made with the parts put in, and with names that may break where their words end."""
 
     def breakable(match):
-        return re.sub(
-            r"<code>[^<]*</code>", lambda code: re.sub(r"((?<=\w)[_/](?=\w)| )", r"\1<wbr>", code[0]), match[0]
-        )
+        return re.sub(r"((?<=\w)[_/](?=\w)| )", r"\1<wbr>", match[0])
 
     for path in sorted(output.rglob("*.html")):
         text = path.read_text(encoding="utf-8")
-        filled = re.sub(r"<table>.*?</table>", breakable, text, flags=re.S)
-        filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', part, filled)
+        filled = re.sub(r"(?<!</span>)<code>[^<]*</code>", breakable, text)  # in a sentence or a table, not in a block
+        filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', lambda match: parts[unescape(match[1])], filled)
         if filled != text:
             path.write_text(filled, encoding="utf-8", newline="\n")
 

@@ -378,7 +378,7 @@ def metrics_page(root, page_of, link):
             but = ", ".join(f"[`{name}`]({link(name)})" for name in lineage(root) if name not in names)
             where = f"all but {but}"
         rows.append([f"`{tag}`", what, where])
-    return table(["Metric", "Meaning, as one page has it", "Files"], rows)
+    return table(["Metric", "Meaning", "Files"], rows)
 
 
 # Source
