@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 from conftest import (
-    ROOT,
     TESTS,
     environment,
     inspect_runs,
@@ -22,6 +21,8 @@ from conftest import (
 )
 from test_bad_input import assert_stops_on_non_finite_loss, refuse
 from test_resume import kill_at_checkpoint
+
+from cleanrl_utils.results import read_folder
 
 NAMES = ["ppo_jax", "dqn_onchip_jax"]
 GAMMA = 0.5
@@ -168,13 +169,11 @@ def test_seeds_side_by_side_learn_what_each_learns_alone(name, tmp_path):
         np.testing.assert_allclose(together["weights"][i], one["weights"][0], rtol=1e-2, atol=1e-2)
     assert np.abs(together["weights"][0] - together["weights"][1]).max() > 0.1
 
-    sys.path.insert(0, str(ROOT))
-    from benchmark.record import read_runs
-
-    runs = read_runs(load("ppo_jax").Path(together["run_dir"]))
-    assert [one["seed"] for one in runs] == [1, 2, 3]
+    runs = read_folder(together["run_dir"])
+    assert [one.seed for one in runs] == [1, 2, 3]
     for i, one in enumerate(runs):
-        assert len(one["returns"]) == together["curves"][:, i, -1].sum() > 0
+        assert len(one.returns) == len(one.seconds) == together["curves"][:, i, -1].sum() > 0
+        assert one.seconds[-1] > 0 and (np.diff(one.seconds) >= 0).all()
 
 
 @posix

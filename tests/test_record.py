@@ -5,8 +5,10 @@ import json
 
 import pytest
 from conftest import run, run_dir, script, smoke
+from synthetic_runs import write_run
 
-from benchmark.record import Options, has_ended, main
+from benchmark.record import Options, main
+from cleanrl_utils.results import has_ended
 
 
 @pytest.mark.parametrize("name, total, last, next_stop", [("ppo", 300, 256, 320), ("dqn", 250, 250, 251)])
@@ -32,3 +34,18 @@ def test_where_runs_end():
     assert [has_ended({"total_timesteps": 250}, [100, 200, last]) for last in (200, 249, 250, 252)] == [False] * 2 + [
         True
     ] * 2
+
+
+def test_one_run_of_a_seed(tmp_path):
+    """Two versions in one folder are told apart by their commits, and not mixed."""
+    for commit, level in (("a" * 40, 1.0), ("b" * 40, 2.0)):
+        for seed in (1, 2):
+            write_run(tmp_path / "runs", "A-v1", seed, [level] * 10, commit=commit)
+    scores = tmp_path / "scores.csv"
+    with pytest.raises(SystemExit, match="are runs of one seed"):
+        main(Options([tmp_path / "runs"], scores))
+    main(Options([tmp_path / "runs"], scores, commit="bbbbbbb"))
+    (row,) = csv.DictReader(scores.open())
+    assert (row["scores"], row["seeds"], row["commit"]) == ("2.00 2.00", "1 2", "b" * 10)
+    with pytest.raises(SystemExit, match="neither a commit's hash"):
+        main(Options([tmp_path / "runs"], scores, commit="no such name"))
