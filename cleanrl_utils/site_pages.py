@@ -1,0 +1,547 @@
+"""What the site says that the repository knows already: results, flags, metrics, source, diffs and descent of files.
+
+`python -m cleanrl_utils.site` calls these functions: they take paths and return Markdown, or HTML where Markdown has
+no word for it.
+"""
+
+import ast
+import csv
+import difflib
+import html
+import re
+import subprocess
+import tomllib
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from cleanrl_utils import results, stats
+
+CONTEXT = 3  # lines around a change that a diff shows
+README_ROW = re.compile(
+    r"^\| \[`(\w+)\.py`\]\(\S+\) \| (.*?) \| (.*?) \|.*\| \[docs\]\(docs/rl-algorithms/(\S+)\.md\) \|$", re.M
+)
+
+
+@cache
+def lineage(root):
+    return tomllib.loads((root / "cleanrl/lineage.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def algorithms(root):
+    """File name -> (algorithm, environments, name of its page), in the order of README's table."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return {name: (what, where, page) for name, what, where, page in README_ROW.findall(text)}
+
+
+@cache
+def source(root, name):
+    return (root / f"cleanrl/{name}.py").read_text(encoding="utf-8")
+
+
+def table(head, rows, align=""):
+    """A Markdown table; `align` has one of l and r per column."""
+    rule = [":--" if side == "l" else "--:" for side in align.ljust(len(head), "l")]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+# Results
+
+
+def short(number):
+    """500000 -> 500k, 2457600 -> 2.46M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def figures(first, *others):
+    """Numbers with as many digits as the first one needs."""
+    return [f"{value:.{2 if abs(first) < 10 else 1}f}" for value in (first, *others)]
+
+
+@cache
+def recorded(root):
+    """File name -> its rows of benchmark/results, by environment and steps."""
+    rows = defaultdict(list)
+    for path in sorted((root / "benchmark/results").glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                rows[Path(row["file"]).stem].append(row | {"steps": int(row["steps"])})
+    return {name: sorted(rows[name], key=lambda row: (row["env_id"], row["steps"])) for name in rows}
+
+
+@cache
+def published(root):
+    with (root / "benchmark/reference_scores.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def reference(root, row):
+    """The published score beside a recorded one, with its steps or its file where those differ."""
+    rows = [ref | {"steps": int(ref["steps"])} for ref in published(root) if ref["env_id"] == row["env_id"]]
+    own = [ref for ref in rows if ref["file"] == row["file"]]
+    if own:
+        ref = min(own, key=lambda ref: (ref["steps"] != row["steps"], ref["steps"] < row["steps"], ref["steps"]))
+        after = "" if ref["steps"] == row["steps"] else f" after {short(ref['steps'])}"
+    elif row["reference_mean"]:  # of another file, as recorded
+        score = {"score_mean": row["reference_mean"], "score_std": row["reference_std"], "steps": row["steps"]}
+        ref = next((ref for ref in rows if score.items() <= ref.items()), score)
+        after = f" (`{Path(ref['file']).name}`)" if "file" in ref else ""
+    else:
+        return ""
+    return " ± ".join(figures(*(float(ref[key]) for key in ("score_mean", "score_std") if ref[key]))) + after
+
+
+def flags(root, name):
+    """The fields of a file's Args, in order: flag -> (type, default, help)."""
+    tree, lines = ast.parse(source(root, name)), source(root, name).split("\n")
+    found = {}
+    for node in next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args").body:
+        if isinstance(node, ast.AnnAssign):
+            help = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip().removeprefix("#").strip()
+            default = ast.unparse(node.value) if node.value else ""
+            found[node.target.id] = ast.unparse(node.annotation), default, help
+    return found
+
+
+def planned_steps(root, row):
+    """The steps that a recorded command asks for."""
+    if match := re.search(r"--total[-_]timesteps[ =]([\d_]+)", row["command"]):
+        return int(match[1])
+    name = Path(row["file"]).stem
+    known = (root / f"cleanrl/{name}.py").exists() and flags(root, name).get("total_timesteps")
+    return int(ast.literal_eval(known[1])) if known else row["steps"]
+
+
+def score(row):
+    """Mean over seeds, with a 95 % interval if there is more than one seed."""
+    scores = np.array(row["scores"].split(), float)
+    _, low, high = stats.bootstrap([scores], stats.mean_of_means)
+    mean, low, high = figures(float(row["score_mean"]), low, high)
+    return f"{mean} [{low}, {high}]" if len(scores) > 1 else mean
+
+
+def in_words(seeds):
+    if len(seeds) > 2 and [int(seed) for seed in seeds] == [*range(int(seeds[0]), int(seeds[-1]) + 1)]:
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' * (len(seeds) > 1)} {' and '.join(seeds)}"
+
+
+def results_table(root, names, link):
+    """Scores of these files beside the published ones, and the commands. `link` turns a file's name into an address."""
+    rows = [row for name in names for row in recorded(root).get(name, ())]
+    parts, cells, commands = [], [], []
+    for row in rows:
+        name, planned = Path(row["file"]).stem, planned_steps(root, row)
+        steps = short(row["steps"]) + (f" of {short(planned)}" if planned > row["steps"] else "")
+        seeds = row["seeds"].split()
+        cells.append([f"[`{name}.py`]({link(name)})", row["env_id"], steps, str(len(seeds)), score(row)])
+        cells[-1].append(reference(root, row))
+        commands.append(f"{row['command']}  # {in_words(seeds)}")
+    if rows:
+        head = ["File", "Environment", "Steps", "Seeds", "Score", "Reference"]
+        parts += [table(head, cells, "llrrrr"), "<details markdown>", "<summary>Commands of these runs</summary>"]
+        parts += ["```bash\n" + "\n".join(commands) + "\n```", "</details>"]
+    if missing := [f"`{name}.py`" for name in names if name not in recorded(root)]:
+        parts.append(f"No results are recorded yet for {', '.join(missing)}.")
+    return "\n\n".join(parts)
+
+
+@cache
+def recorded_curves(root):
+    """(file name, environment, steps) -> the curves of its seeds, those that are recorded."""
+    found = defaultdict(list)
+    for run in results.load([root / "benchmark/results"]):
+        if len(run.steps):
+            found[Path(run.script).stem, run.env_id, run.total_timesteps].append((run.steps, run.returns))
+    return found
+
+
+def curve_groups(root, names):
+    """Environment -> [(name, row, steps, values[seeds, points])]."""
+    groups = defaultdict(list)
+    for row in (row for name in names for row in recorded(root).get(name, ())):
+        name = Path(row["file"]).stem
+        if curves := recorded_curves(root).get((name, row["env_id"], row["steps"])):
+            first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+            grid = np.linspace(first, last, 100)
+            groups[row["env_id"]].append((name, row, grid, np.stack([np.interp(grid, *curve) for curve in curves])))
+    return groups
+
+
+def ticks(low, high):
+    """Some round numbers between two."""
+    rough = (high - low or 1) / 4
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    return [tick for tick in np.arange(np.ceil(low / step) * step, high + step / 2, step) if low <= tick <= high]
+
+
+def curve_figure(env_id, group, link):
+    """One environment's learning curves as HTML: an SVG that takes its colours from the page, and a legend."""
+    width, height, left, right, top, bottom = 360, 220, 46, 10, 10, 28
+    bands = [stats.bootstrap_curves(values) for _, _, _, values in group]
+    x_max = max(grid[-1] for _, _, grid, _ in group)
+    low, high = min(values.min() for *_, values in group), max(values.max() for *_, values in group)
+    pad = 0.05 * (high - low or 1)
+    low, high = low - pad, high + pad
+
+    def points(xs, ys):
+        xs = left + np.asarray(xs) / x_max * (width - left - right)
+        ys = height - bottom - (np.asarray(ys) - low) / (high - low) * (height - top - bottom)
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys))
+
+    def number(value):
+        return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
+
+    shapes, legend = [], []
+    for tick in ticks(low, high):
+        (x1, y), (x2, _) = (point.split(",") for point in points([0, x_max], [tick, tick]).split())
+        shapes.append(f'<line class="grid" x1="{x1}" y1="{y}" x2="{x2}" y2="{y}"/>')
+        shapes.append(f'<text x="{left - 5}" y="{float(y) + 3.5:.1f}" text-anchor="end">{number(tick)}</text>')
+    for tick in ticks(0, x_max):
+        x = points([tick], [low]).split(",")[0]
+        shapes.append(f'<text x="{x}" y="{height - bottom + 15}" text-anchor="middle">{short(tick)}</text>')
+    for i, ((name, row, grid, values), (mean, lower, upper)) in enumerate(zip(group, bands)):
+        if len(values) > 1:
+            area = points([*grid, *grid[::-1]], [*lower, *upper[::-1]])
+            shapes.append(f'<polygon class="c{i % 8}" points="{area}" clip-path="url(#plot)"/>')
+        title = f"<title>{name}.py: {score(row)} at {short(row['steps'])} steps</title>"
+        shapes.append(f'<polyline class="c{i % 8}" points="{points(grid, mean)}">{title}</polyline>')
+        seeds = f"{len(values)} seeds" if len(values) > 1 else "1 seed"
+        legend.append(f'<li class="c{i % 8}"><a href="{link(name)}">{name}.py</a>, {seeds}</li>')
+    label = html.escape(f"Episodic return over environment steps in {env_id}")
+    clip = f'<rect x="{left}" y="{top}" width="{width - left - right}" height="{height - top - bottom}"/>'
+    shapes.insert(0, f'<defs><clipPath id="plot">{clip}</clipPath></defs>')  # all figures have the same
+    svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(shapes)}</svg>'
+    return f'<figure class="curve"><figcaption>{env_id}</figcaption>{svg}<ul>{"".join(legend)}</ul></figure>'
+
+
+def curves(root, names, link):
+    figures = [curve_figure(env_id, group, link) for env_id, group in sorted(curve_groups(root, names).items())]
+    return f'<div class="curves">{"".join(figures)}</div>' if figures else ""
+
+
+def page_title(root, page):
+    path = root / f"docs/rl-algorithms/{page}.md"
+    return path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ") if path.exists() else page
+
+
+def by_page(root):
+    """Page of an algorithm -> its files, in the order of README."""
+    names = defaultdict(list)
+    for name, (_, _, page) in algorithms(root).items():
+        names[page].append(name)
+    return names
+
+
+def all_results(root, link, page_link):
+    """All recorded results, algorithm by algorithm, and what is missing."""
+    rows = [row for rows in recorded(root).values() for row in rows]
+    runs, envs = sum(len(row["seeds"].split()) for row in rows), {row["env_id"] for row in rows}
+    parts = [f"Recorded so far: {runs} runs of {len(recorded(root))} files in {len(envs)} environments."]
+    for page, names in by_page(root).items():
+        parts += [f"## {page_title(root, page)}", results_table(root, names, link)]
+        parts.append(f"[About the algorithm]({page_link(f'rl-algorithms/{page}.md')})")
+    return "\n\n".join(parts)
+
+
+def algorithms_table(root, page_link):
+    """The pages of the algorithms, the number of their files, and where they have recorded results."""
+    rows = []
+    for page, names in by_page(root).items():
+        envs = dict.fromkeys(row["env_id"].split(":")[-1] for name in names for row in recorded(root).get(name, ()))
+        files = ", ".join(f"`{name}.py`" for name in names)
+        rows.append([f"[{page_title(root, page)}]({page_link(f'rl-algorithms/{page}.md')})", files, ", ".join(envs)])
+    return table(["Algorithm", "Files", "Recorded results in"], rows)
+
+
+# Metrics
+
+
+def metrics(root, name):
+    """The tags that a file logs, read from its text. A part that only a run knows stays in braces."""
+    tree = ast.parse(source(root, name))
+    strings, returns = defaultdict(list), {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AugAssign)) and isinstance(node.value, ast.List):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name):
+                strings[target.id] += constants(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            returns[node.name] = [part for part in ast.walk(node) if isinstance(part, ast.Return)]
+
+    def values(node):
+        """The strings that an expression holds, lists and results of functions that it names included."""
+        found = constants(node)
+        for name in (part.id for part in ast.walk(node) if isinstance(part, ast.Name)):
+            found += strings.get(name, []) or [value for part in returns.get(name, ()) for value in values(part)]
+        return found
+
+    def visit(node, scope):
+        if isinstance(node, ast.For):
+            scope = scope | bind(node.target, node.iter, values)
+        elif isinstance(node, (ast.ListComp, ast.DictComp, ast.GeneratorExp)):
+            for part in node.generators:
+                scope = scope | bind(part.target, part.iter, values)
+        if isinstance(node, ast.JoinedStr):
+            yield from expand(node, scope)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        else:
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, scope)
+
+    return sorted({tag for tag in visit(tree, {}) if re.fullmatch(r"(charts|losses|eval|episode)/[\w/{}-]+", tag)})
+
+
+def constants(node):
+    """The strings in an expression, f-strings as they are written."""
+    if isinstance(node, ast.JoinedStr):
+        return [ast.unparse(node)[2:-1]]
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    return [value for child in ast.iter_child_nodes(node) for value in constants(child)]
+
+
+def bind(target, values, strings):
+    """What the variables of a loop may be."""
+    if isinstance(values, ast.Call) and isinstance(getattr(values.func, "value", None), ast.Dict):  # {...}.items()
+        sides = values.func.value.keys, values.func.value.values
+        return {
+            name.id: [value for part in side for value in constants(part)] for name, side in zip(target.elts, sides)
+        }
+    names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return {name: strings(values) for name in names}
+
+
+def expand(node, scope):
+    """The strings that an f-string may be."""
+    texts = [""]
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            choices = [part.value]
+        elif ast.unparse(part.value).endswith("% 2"):
+            choices = ["0", "1"]
+        else:
+            choices = scope.get(ast.unparse(part.value)) or [f"{{{ast.unparse(part.value)}}}"]
+        texts = [text + choice for text in texts for choice in choices]
+    return texts
+
+
+def explained(text):
+    """Tag -> meaning, from the tables of an algorithm's page whose first column names metrics."""
+    found = {}
+    for line in text.split("\n"):
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("|") and len(cells) > 1:
+            for tag in re.findall(r"`((?:charts|losses|eval|episode)/[^`]+)`", cells[0]):
+                found.setdefault(tag, cells[-1])
+    return found
+
+
+def unexplained(root, name, text):
+    """Tags of a file that a page does not write out; what only a run knows may be anything there."""
+    known = re.findall(r"`([^`\n]+)`", text)
+    patterns = {tag: re.sub(r"\\{\w+\\}", r"[\\w<>{}.]+", re.escape(tag)) for tag in metrics(root, name)}
+    return [tag for tag, pattern in patterns.items() if not any(re.fullmatch(pattern, word) for word in known)]
+
+
+def metrics_page(root, page_of, link):
+    files = defaultdict(list)
+    for name in lineage(root):
+        for tag in metrics(root, name):
+            files[tag].append(name)
+    meanings = {}
+    for page in dict.fromkeys(page for _, _, page in algorithms(root).values()):
+        path = root / f"docs/rl-algorithms/{page}.md"
+        for tag, meaning in explained(path.read_text(encoding="utf-8")).items() if path.exists() else ():
+            meanings.setdefault(tag, (meaning, page))
+    rows = []
+    for tag, names in sorted(files.items()):
+        pattern = re.sub(r"\\{\w+\\}", r"[\\w<>{}.]+", re.escape(tag))
+        meaning, page = next((meanings[known] for known in meanings if re.fullmatch(pattern, known)), ("", ""))
+        meaning = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", meaning)  # its links are relative to the other page
+        what = f"{meaning} ([{page}]({page_of(page)}#explanation-of-the-logged-metrics))" if meaning else ""
+        everywhere = len(names) == len(lineage(root))
+        where = "all" if everywhere else ", ".join(f"[`{name}`]({link(name)})" for name in names)
+        if len(names) > len(lineage(root)) / 2 and not everywhere:
+            but = ", ".join(f"[`{name}`]({link(name)})" for name in lineage(root) if name not in names)
+            where = f"all but {but}"
+        rows.append([f"`{tag}`", what, where])
+    return table(["Metric", "Meaning, as one page has it", "Files"], rows)
+
+
+# Source
+
+
+@cache
+def colours(text, lexer="python"):
+    """A list of lines, each a list of (class, text)."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.token import STANDARD_TYPES
+
+    lines = [[]]
+    for kind, value in get_lexer_by_name(lexer, stripnl=False, ensurenl=False).get_tokens(text):
+        while kind not in STANDARD_TYPES:
+            kind = kind.parent
+        for i, part in enumerate(value.split("\n")):
+            if i:
+                lines.append([])
+            if part:
+                lines[-1].append((STANDARD_TYPES[kind], part))
+    return lines[:-1] if not lines[-1] else lines
+
+
+def line_html(line, marks=()):
+    """A line as HTML; `marks` has the (start, stop) of what is to be stressed."""
+    pieces, place = [], 0
+    for kind, text in line:
+        cuts = sorted({0, len(text), *(min(max(cut - place, 0), len(text)) for mark in marks for cut in mark)})
+        for start, stop in zip(cuts, cuts[1:]):
+            piece = html.escape(text[start:stop], quote=False)
+            piece = f'<span class="{kind}">{piece}</span>' if kind and not text[start:stop].isspace() else piece
+            if any(a <= place + start and place + stop <= b for a, b in marks):
+                piece = f"<mark>{piece}</mark>"
+            pieces.append(piece)
+        place += len(text)
+    return "".join(pieces)
+
+
+def source_html(text, lexer):
+    rows = (
+        f'<span class="line" id="L{n}"><a href="#L{n}">{n}</a>{line_html(line)}\n</span>'
+        for n, line in enumerate(colours(text, lexer), 1)
+    )
+    return f'<div class="highlight source"><pre><code>{"".join(rows)}</code></pre></div>'
+
+
+def flags_table(root, name):
+    parent = lineage(root).get(name, {}).get("parent")
+    known = flags(root, parent) if parent else {}
+    rows = []
+    for flag, (kind, default, help) in flags(root, name).items():
+        change = "" if not parent else "new" if flag not in known else ""
+        if flag in known and known[flag][1] != default:
+            change = f"`{known[flag][1]}`"
+        dashed = flag.replace("_", "-")
+        rows.append([f"`--{dashed}`", f"`{kind}`", f"`{default}`" if default else "required", help, change])
+    head = ["Flag", "Type", "Default", "Meaning", f"In `{parent}.py`"]
+    rows = rows if parent else [row[:-1] for row in rows]
+    gone = [f"`--{flag.replace('_', '-')}`" for flag in known if flag not in flags(root, name)]
+    return table(head[: len(rows[0])], rows) + (f"\n\nOf `{parent}.py` it has not: {', '.join(gone)}." if gone else "")
+
+
+# Diffs
+
+
+@cache
+def diff(root, parent, name):
+    """The whole of two files as ("=", old, new), ("-", old, None) or ("+", None, new), in line numbers from 1 on."""
+    command = ["git", "diff", "--no-index", "--no-ext-diff", "--no-color", "--minimal", "-U1000000"]
+    paths = [root / f"cleanrl/{stem}.py" for stem in (parent, name)]
+    output = subprocess.run([*command, *paths], capture_output=True, text=True, encoding="utf-8").stdout
+    rows, old, new = [], 0, 0
+    for line in output.split("\n@@", 1)[-1].split("\n")[1:]:
+        if line[:1] in (" ", "-", "+"):
+            old, new = old + (line[0] != "+"), new + (line[0] != "-")
+            rows.append(("=" if line[0] == " " else line[0], *((old, new) if line[0] == " " else (None, None))))
+            if line[0] != " ":
+                rows[-1] = ("-", old, None) if line[0] == "-" else ("+", None, new)
+    return rows
+
+
+def changed(root, name):
+    """How many lines a file adds to its parent and takes away."""
+    kinds = [kind for kind, _, _ in diff(root, lineage(root)[name]["parent"], name)]
+    return kinds.count("+"), kinds.count("-")
+
+
+def word_marks(old, new):
+    """For two lists of lines, line by line the spans that differ, if there is much that does not."""
+    words = [[[match.span() for match in re.finditer(r"\w+|\s+|.", line)] for line in lines] for lines in (old, new)]
+    flat = [
+        [(i, span, lines[i][slice(*span)]) for i, spans in enumerate(side) for span in spans]
+        for side, lines in zip(words, (old, new))
+    ]
+    matcher = difflib.SequenceMatcher(None, *([word for _, _, word in side] for side in flat), autojunk=False)
+    marks = [[[] for _ in lines] for lines in (old, new)]
+    if max(map(len, flat)) > 1500 or matcher.ratio() < 0.5:
+        return marks
+    for kind, *bounds in matcher.get_opcodes():
+        for side, (start, stop), lines in zip(flat, (bounds[:2], bounds[2:]), marks):
+            for i, span, word in side[start:stop] if kind != "equal" else ():
+                if not word.isspace():
+                    lines[i].append(span)
+    return marks
+
+
+def diff_html(root, parent, name, link):
+    """Both files side by side, changes in blocks, what they share folded but for some lines around a change."""
+    rows = diff(root, parent, name)
+    texts = [source(root, stem).split("\n") for stem in (parent, name)]
+    lines = [colours(source(root, stem)) for stem in (parent, name)]
+    blocks, start = [], 0
+    for i in range(1, len(rows) + 1):
+        if i == len(rows) or (rows[i][0] == "=") != (rows[start][0] == "="):
+            blocks.append(rows[start:i])
+            start = i
+
+    def cells(numbers, side, marks=None):
+        stem = (parent, name)[side]
+        return "".join(
+            f'<span class="line"><a href="{link(stem)}#L{n}">{n}</a>'
+            f"{line_html(lines[side][n - 1], marks[i] if marks else ())}\n</span>"
+            for i, n in enumerate(numbers)
+        )
+
+    def pair(old, new, kind, marks=(None, None)):
+        left, right = (cells(numbers, side, marks[side]) for side, numbers in enumerate((old, new)))
+        return f'<div class="{kind}"><pre class="old">{left}</pre><pre class="new">{right}</pre></div>'
+
+    parts = []
+    for i, block in enumerate(blocks):
+        old, new = ([row[side] for row in block if row[side]] for side in (1, 2))
+        if block[0][0] != "=":
+            marks = word_marks([texts[0][n - 1] for n in old], [texts[1][n - 1] for n in new]) if old and new else None
+            parts.append(pair(old, new, "changed", marks or (None, None)))
+            continue
+        before, after = (CONTEXT if i else 0), (CONTEXT if i + 1 < len(blocks) else 0)
+        if len(block) <= before + after + 3:
+            parts.append(pair(old, new, "same"))
+            continue
+        stop = len(block) - after
+        parts.append(pair(old[:before], new[:before], "same") if before else "")
+        inner = f"<pre>{cells(new[before:stop], 1)}</pre>"
+        parts.append(f"<details><summary>{stop - before} lines that both have</summary>{inner}</details>")
+        parts.append(pair(old[stop:], new[stop:], "same") if after else "")
+    head = "".join(f'<div><a href="{link(stem)}">{stem}.py</a></div>' for stem in (parent, name))
+    return f'<div class="highlight diff"><div class="head">{head}</div>{"".join(parts)}</div>'
+
+
+# Descent
+
+
+def tree(root, link, diff_link):
+    """All files as a nested list, a file under its parent."""
+    children = defaultdict(list)
+    for name, entry in lineage(root).items():
+        children[entry.get("parent")].append(name)
+
+    def items(parent, depth):
+        for name in children[parent]:
+            what = f"[`{name}.py`]({link(name)})"
+            if parent:
+                plus, minus = changed(root, name)
+                what += f" [+{plus} −{minus}]({diff_link(name)})"
+            else:
+                what += f" {len(source(root, name).splitlines())} lines"
+            yield f"{'    ' * depth}- {what}"
+            yield from items(name, depth + 1)
+
+    return "\n".join(items(None, 0))
