@@ -7,6 +7,8 @@
 - What stands between `<!-- results: ppo.py ppo_atari.py -->` and `<!-- /results -->`: the scores of these files in
   benchmark/results, the published ones and the commands. `<!-- results: all -->` takes all files.
 - What stands between `<!-- algorithms -->` and `<!-- /algorithms -->`: the pages of the algorithms and their files.
+- On the site alone, `<!-- curves: ppo.py dqn.py CartPole-v1 -->` shows recorded curves of files, in the environments
+  that it names or in all, and `<!-- diff: c51.py -->` the code that a file changes of its parent.
 - Metrics that a file logs and the page of its algorithm does not explain are named; nobody but you can fix those.
 
 `build` puts the pages together with those made from the code (source, flags, diffs, metrics, descent, curves), turns
@@ -39,6 +41,7 @@ FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[`~]* *$", re.M | re.S)
 LINE_LINK = re.compile(r"""\]\(([^()\s#]+)\#L(\d*)(?:-L(\d+))?(?:\s+(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'))?\)""")
 LINK = re.compile(r"""(\]\()([^()\s]+)((?:\s+(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))?\))""")
 BLOCK = re.compile(r"(<!-- (results|algorithms)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
+ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
 PART = '<div data-part="{}"></div>'  # what HTML is put in the place of once MkDocs is done
 LEXERS = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "bash", ".tf": "terraform"}
@@ -230,24 +233,39 @@ def from_page(page):
     return lambda name: relative(f"source/{name}", here) + "/"
 
 
-def add_curves(site, page, text):
-    """A page with the recorded curves in front of its tables of results."""
+def add_parts(site, page, text):
+    """A page with curves behind its tables of results, and what its comments ask for."""
+    link = from_page(page)
 
-    def figures(names):
-        content = site_pages.curves(site.root, names, from_page(page))
-        return site.part(f"curves {page} {' '.join(names)}", content) + "\n\n" if content else ""
+    def figures(names, envs=()):
+        content = site_pages.curves(site.root, names, link, envs)
+        return site.part(f"curves {page} {' '.join([*names, *envs])}", content) if content else ""
 
-    def add(match):
+    def behind_table(section, names):
+        return section.replace("<details markdown>", f"{figures(names)}\n\n<details markdown>", 1)
+
+    def block(match):
+        names = [word.removesuffix(".py") for word in (match[3] or "").split()]
         if match[2] != "results":
             return match[0]
-        names = [word.removesuffix(".py") for word in match[3].split()]
         if names != ["all"]:
-            return figures(names) + match[0]
+            return behind_table(match[0], names)
         first, *sections = re.split(r"(?m)^(?=## )", match[0])
-        tables = zip(sections, site_pages.by_page(site.root).values())
-        return first + "".join(section.replace("\n\n| ", f"\n\n{figures(names)}| ", 1) for section, names in tables)
+        if find_spec("cleanrl_utils.report"):
+            where = relative("benchmark/report/index.html", PurePosixPath(page).with_suffix(""))
+            button = f'<p><a class="md-button" href="{where}">All recorded runs, interactively</a></p>'
+            first += site.part("report", button) + "\n\n"
+        return first + "".join(map(behind_table, sections, site_pages.by_page(site.root).values()))
 
-    return BLOCK.sub(add, text)
+    def comment(match):
+        words = match[2].split()
+        names = [word.removesuffix(".py") for word in words if word.endswith(".py")]
+        if match[1] == "curves":
+            return figures(names, [word for word in words if not word.endswith(".py")])
+        parent = site_pages.lineage(site.root)[names[0]]["parent"]
+        return site.part(f"excerpt {names[0]}", site_pages.diff_html(site.root, parent, names[0], link, excerpt=True))
+
+    return ASKED.sub(comment, BLOCK.sub(block, text))
 
 
 def write_source(site, name):
@@ -255,7 +273,10 @@ def write_source(site, name):
     root, parent = site.root, site_pages.lineage(site.root)[name].get("parent")
     what, where, page = site_pages.algorithms(root)[name]
     children = [other for other, entry in site_pages.lineage(root).items() if entry.get("parent") == name]
-    head = [f"[{page.upper()}](../rl-algorithms/{page}.md)", "[all files](../rl-algorithms/overview.md)"]
+    head = [
+        f"[{site_pages.page_title(root, page)}](../rl-algorithms/{page}.md)",
+        "[all files](../rl-algorithms/overview.md)",
+    ]
     if parent:
         plus, minus = site_pages.changed(root, name)
         head.append(f"[diff to `{parent}.py`: +{plus} −{minus}](diff-{name}.md)")
@@ -264,7 +285,7 @@ def write_source(site, name):
         lines.append("Variants: " + ", ".join(f"[`{child}.py`](diff-{child}.md)" for child in children) + ".")
     lines += ["## Flags", site_pages.flags_table(root, name), "## Source"]
     lines.append(site.part(f"source {name}", site_pages.source_html(site_pages.source(root, name), "python")))
-    site.write(f"source/{name}.md", "---\nhide: [toc]\n---\n\n" + "\n\n".join(lines) + "\n")
+    site.write(f"source/{name}.md", "---\nhide: [navigation, toc]\n---\n\n" + "\n\n".join(lines) + "\n")
     if parent:
         content = site_pages.diff_html(root, parent, name, from_page(f"source/diff-{name}.md"))
         lines = [f"# {name}.py against {parent}.py"]
@@ -278,7 +299,7 @@ def write_other(site, page, path):
     """The page of any other file or folder that a page links to."""
     name = path.relative_to(site.root).as_posix()
     if path.suffix == ".md":
-        site.write(page, add_curves(site, page, site.rewrite(page, path, path.read_text(encoding="utf-8"))))
+        site.write(page, add_parts(site, page, site.rewrite(page, path, path.read_text(encoding="utf-8"))))
     elif path.is_dir():
         items = []
         for child in sorted(path.iterdir()):
@@ -293,7 +314,7 @@ def write_other(site, page, path):
     else:
         text = path.read_text(encoding="utf-8", errors="replace")
         content = site.part(f"source {name}", site_pages.source_html(text, LEXERS.get(path.suffix, "text")))
-        site.write(page, f"---\nhide: [toc]\n---\n\n# {name}\n\n{content}\n")
+        site.write(page, f"---\nhide: [navigation, toc]\n---\n\n# {name}\n\n{content}\n")
 
 
 def write_overview(site):
@@ -329,7 +350,7 @@ def assemble(root, folder):
         page = path.relative_to(root / "docs").as_posix()
         if path.suffix == ".md":
             text = site.rewrite(page, path, path.read_text(encoding="utf-8"))
-            site.write(page, add_curves(site, page, text))
+            site.write(page, add_parts(site, page, text))
         else:
             (folder / page).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / page)
@@ -352,10 +373,19 @@ def prune(nav, folder):
     return kept
 
 
-def put_in(output, parts):
+def finish(output, parts):
+    """The pages that MkDocs made with the parts put in, and with names in tables that may break where words end."""
+
+    def part(match):
+        return parts[unescape(match[1])]
+
+    def breakable(match):
+        return re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"(?<=\w)([_/])(?=\w)", r"\1<wbr>", code[0]), match[0])
+
     for path in sorted(output.rglob("*.html")):
         text = path.read_text(encoding="utf-8")
-        filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', lambda match: parts[unescape(match[1])], text)
+        filled = re.sub(r"<table>.*?</table>", breakable, text, flags=re.S)
+        filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', part, filled)
         if filled != text:
             path.write_text(filled, encoding="utf-8", newline="\n")
 
@@ -405,7 +435,7 @@ def build(root, output, draft=False):
         made = Path(temporary, "site")
         for name in ("sitemap.xml", "sitemap.xml.gz"):  # they want an address, and say when
             (made / name).unlink(missing_ok=True)
-        put_in(made, parts)
+        finish(made, parts)
         add_report(root, made)
         problems = [f"{path.relative_to(made).as_posix()}: {what}" for path, what in broken_links(made)]
         if output.exists():
@@ -418,9 +448,8 @@ def add_report(root, made):
     """The interactive page of all recorded results, where the tool for it is there."""
     if find_spec("cleanrl_utils.report"):
         command = [sys.executable, "-m", "cleanrl_utils.report", str(root / "benchmark/results")]
-        subprocess.run(
-            [*command, "-o", str(made / "benchmark/report")], check=True, cwd=root, stdout=subprocess.DEVNULL
-        )
+        quiet = {"capture_output": True, "env": os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}}
+        subprocess.run([*command, "-o", str(made / "benchmark/report")], check=True, **quiet)
 
 
 def stamps(root):

@@ -97,6 +97,7 @@ def reference(root, row):
     return " ± ".join(figures(*(float(ref[key]) for key in ("score_mean", "score_std") if ref[key]))) + after
 
 
+@cache
 def flags(root, name):
     """The fields of a file's Args, in order: flag -> (type, default, help)."""
     tree, lines = ast.parse(source(root, name)), source(root, name).split("\n")
@@ -104,7 +105,7 @@ def flags(root, name):
     for node in next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args").body:
         if isinstance(node, ast.AnnAssign):
             help = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().strip().removeprefix("#").strip()
-            default = ast.unparse(node.value) if node.value else ""
+            default = ast.get_source_segment(source(root, name), node.value) if node.value else ""
             found[node.target.id] = ast.unparse(node.annotation), default, help
     return found
 
@@ -179,7 +180,7 @@ def ticks(low, high):
     rough = (high - low or 1) / 4
     power = 10.0 ** np.floor(np.log10(rough))
     step = power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
-    return [tick for tick in np.arange(np.ceil(low / step) * step, high + step / 2, step) if low <= tick <= high]
+    return [step * i for i in range(int(np.ceil(low / step)), int(high // step) + 1)]
 
 
 def curve_figure(env_id, group, link):
@@ -222,8 +223,9 @@ def curve_figure(env_id, group, link):
     return f'<figure class="curve"><figcaption>{env_id}</figcaption>{svg}<ul>{"".join(legend)}</ul></figure>'
 
 
-def curves(root, names, link):
-    figures = [curve_figure(env_id, group, link) for env_id, group in sorted(curve_groups(root, names).items())]
+def curves(root, names, link, envs=()):
+    groups = sorted(curve_groups(root, names).items())
+    figures = [curve_figure(env_id, group, link) for env_id, group in groups if not envs or env_id in envs]
     return f'<div class="curves">{"".join(figures)}</div>' if figures else ""
 
 
@@ -264,6 +266,7 @@ def algorithms_table(root, page_link):
 # Metrics
 
 
+@cache
 def metrics(root, name):
     """The tags that a file logs, read from its text. A part that only a run knows stays in braces."""
     tree = ast.parse(source(root, name))
@@ -421,16 +424,21 @@ def source_html(text, lexer):
     return f'<div class="highlight source"><pre><code>{"".join(rows)}</code></pre></div>'
 
 
+def typed(default):
+    """A default as one would type it."""
+    return {"": "required", '""': "none"}.get(default) or f"`{default.strip(chr(34))}`"
+
+
 def flags_table(root, name):
     parent = lineage(root).get(name, {}).get("parent")
     known = flags(root, parent) if parent else {}
     rows = []
     for flag, (kind, default, help) in flags(root, name).items():
-        change = "" if not parent else "new" if flag not in known else ""
-        if flag in known and known[flag][1] != default:
-            change = f"`{known[flag][1]}`"
-        dashed = flag.replace("_", "-")
-        rows.append([f"`--{dashed}`", f"`{kind}`", f"`{default}`" if default else "required", help, change])
+        change = "" if not parent else "not there"
+        if flag in known:
+            change = "" if known[flag][1] == default else typed(known[flag][1])
+        default = f"`{name}`" if default == "Path(__file__).stem" else typed(default)
+        rows.append([f"`--{flag.replace('_', '-')}`", f"`{kind}`", default, help, change])
     head = ["Flag", "Type", "Default", "Meaning", f"In `{parent}.py`"]
     rows = rows if parent else [row[:-1] for row in rows]
     gone = [f"`--{flag.replace('_', '-')}`" for flag in known if flag not in flags(root, name)]
@@ -478,12 +486,28 @@ def word_marks(old, new):
             for i, span, word in side[start:stop] if kind != "equal" else ():
                 if not word.isspace():
                     lines[i].append(span)
-    return marks
+    return [[joined(spans, line) for spans, line in zip(side, lines)] for side, lines in zip(marks, (old, new))]
 
 
-def diff_html(root, parent, name, link):
-    """Both files side by side, changes in blocks, what they share folded but for some lines around a change."""
+def joined(spans, line):
+    """Spans, those made one that only space separates."""
+    merged = []
+    for start, stop in spans:
+        if merged and not line[merged[-1][1] : start].strip():
+            start = merged.pop()[0]
+        merged.append((start, stop))
+    return merged
+
+
+def diff_html(root, parent, name, link, excerpt=False):
+    """Both files side by side, changes in blocks, what they share folded but for some lines around a change.
+
+    An excerpt has the changes of the code alone: no header, no docstring, nothing to unfold.
+    """
     rows = diff(root, parent, name)
+    if excerpt:
+        end = ast.parse(source(root, name)).body[0].end_lineno
+        rows = rows[next(i for i, (_, _, new) in enumerate(rows) if new == end) + 1 :]
     texts = [source(root, stem).split("\n") for stem in (parent, name)]
     lines = [colours(source(root, stem)) for stem in (parent, name)]
     blocks, start = [], 0
@@ -492,10 +516,11 @@ def diff_html(root, parent, name, link):
             blocks.append(rows[start:i])
             start = i
 
+    targets = [link(stem) for stem in (parent, name)]
+
     def cells(numbers, side, marks=None):
-        stem = (parent, name)[side]
         return "".join(
-            f'<span class="line"><a href="{link(stem)}#L{n}">{n}</a>'
+            f'<span class="line"><a href="{targets[side]}#L{n}">{n}</a>'
             f"{line_html(lines[side][n - 1], marks[i] if marks else ())}\n</span>"
             for i, n in enumerate(numbers)
         )
@@ -511,17 +536,22 @@ def diff_html(root, parent, name, link):
             marks = word_marks([texts[0][n - 1] for n in old], [texts[1][n - 1] for n in new]) if old and new else None
             parts.append(pair(old, new, "changed", marks or (None, None)))
             continue
-        before, after = (CONTEXT if i else 0), (CONTEXT if i + 1 < len(blocks) else 0)
+        around = 2 if excerpt else CONTEXT
+        before, after = (around if i else 0), (around if i + 1 < len(blocks) else 0)
         if len(block) <= before + after + 3:
             parts.append(pair(old, new, "same"))
             continue
         stop = len(block) - after
         parts.append(pair(old[:before], new[:before], "same") if before else "")
-        inner = f"<pre>{cells(new[before:stop], 1)}</pre>"
-        parts.append(f"<details><summary>{stop - before} lines that both have</summary>{inner}</details>")
+        if excerpt:
+            parts.append('<div class="gap"></div>' if before and after else "")
+        else:
+            inner = f"<pre>{cells(new[before:stop], 1)}</pre>"
+            parts.append(f"<details><summary>{stop - before} lines that both have</summary>{inner}</details>")
         parts.append(pair(old[stop:], new[stop:], "same") if after else "")
     head = "".join(f'<div><a href="{link(stem)}">{stem}.py</a></div>' for stem in (parent, name))
-    return f'<div class="highlight diff"><div class="head">{head}</div>{"".join(parts)}</div>'
+    kind = "diff excerpt" if excerpt else "diff"
+    return f'<div class="highlight {kind}"><div class="head">{head}</div>{"".join(parts)}</div>'
 
 
 # Descent

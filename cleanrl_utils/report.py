@@ -1,0 +1,521 @@
+"""A page that shows the learning curves of runs: python -m cleanrl_utils.report runs benchmark/results -o report
+
+Writes report/index.html, which needs no server, no network and no other file but the videos beside it: learning curves
+by environment over steps and over wall time with their intervals, zoom, filters, the trace of every curve to its runs
+(hyperparameters, command, commit, packages, videos), aggregates over environments and tables of scores, which are also
+in report/scores.md and report/scores.csv. Paths are run folders, folders with run folders in them, or recorded results.
+
+--normalise says what 0 and 1 are in the aggregates over environments:
+  minmax     the lowest and the highest score of any ended run in the environment (the default)
+  reference  the return at the beginning of training and the best published score of the algorithms shown
+  FILE.csv   columns env_id,low,high, such as the scores of a random player and of a human
+Exit codes: 0 written, 2 wrong usage, such as a path without runs.
+"""
+
+import argparse
+import csv
+import html
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import sys
+import webbrowser
+from collections import Counter, defaultdict
+from datetime import datetime, timezone
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from cleanrl_utils import results, stats
+
+PAGE = Path(__file__).parent / "report_page"
+RETURN = "charts/episodic_return"
+BINS, RECORDED_BINS = 200, 100
+SMOOTH = 2  # points on either side over which the page first averages a run
+GENERATOR = '<meta name="generator" content="cleanrl_utils.report">'
+TAUS = 101
+
+
+def fail(message):
+    print(f"report: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+# Runs
+
+
+def without_duplicates(runs):
+    """The runs without those that are there twice: the same seed, flags and commit, or a record of a run that is there.
+
+    The same seed again tells nothing new about the spread. Of two, the one that has ended, or else the later, is kept.
+    """
+    kept, scores = {}, defaultdict(list)
+    for run in runs:
+        flags = run.args if run.source == "run" else run.command
+        key = run.source, run.env_id, run.exp_name, run.seed, run.total_timesteps, run.commit, json.dumps(flags, default=str)
+        if key not in kept or (run.ended, run.last_step) >= (kept[key].ended, kept[key].last_step):
+            kept[key] = run
+    for run in kept.values():
+        if run.source == "run":
+            scores[run.env_id, run.exp_name, run.seed].append(run.score)
+
+    def recorded(run):
+        same = scores[run.env_id, run.exp_name, run.seed]
+        return run.source == "record" and any(abs(score - run.score) <= 0.006 for score in same)
+
+    return [run for run in kept.values() if not recorded(run)]
+
+
+def name_runs(runs):
+    """A name for each run that nothing else has, for links: that of its folder, or what a record says of it."""
+    names, seen = [], Counter()
+    folders = Counter(run.folder for run in runs)
+    for run in runs:
+        name = run.folder.name if run.folder else f"{run.env_id}__{run.exp_name}__{run.seed}"
+        name += f"__seed{run.seed}" if run.folder and folders[run.folder] > 1 else ""  # many seeds trained side by side
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return names
+
+
+# Curves
+
+
+def digits(values, n=5):
+    """Numbers rounded to n significant digits, None where they are not finite."""
+    values = np.asarray(values, dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        decimals = n - 1 - np.floor(np.log10(np.abs(values)))
+        scale = 10.0 ** np.clip(decimals, -300, 300)
+        rounded = np.where(values == 0, 0.0, np.round(values * scale) / scale)
+        rounded = np.where(decimals < 0, np.round(values), rounded)
+    return [value if math.isfinite(value) else None for value in rounded.tolist()]
+
+
+def binned(x, y, end, bins):
+    """The means of y in equal bins of x from 0 to its end, nan where a bin is empty. A bin holds its upper edge."""
+    good = np.isfinite(x) & np.isfinite(y)
+    x, y = x[good], y[good]
+    at = np.clip(np.ceil(x / end * bins - 1e-9).astype(int) - 1, 0, bins - 1)
+    n = np.bincount(at, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        return np.bincount(at, weights=y, minlength=bins) / np.where(n, n, np.nan)
+
+
+def curve(x, y, end, bins):
+    """[end, means of the bins], or None without a value."""
+    if x is None or not len(x) or not np.isfinite(end) or end <= 0:
+        return None
+    values = digits(binned(np.asarray(x, dtype=float), np.asarray(y, dtype=float), end, bins))
+    return [digits([end], 7)[0], values] if any(value is not None for value in values) else None
+
+
+def series_of(run, tag):
+    if tag == RETURN:
+        return run.steps, run.returns, run.seconds
+    return run.metrics.get(tag, (np.zeros(0), np.zeros(0), None))
+
+
+def curves_of(run, tags):
+    """The curves of a run: tag -> {"steps": curve, "time": curve}, without those that are not there."""
+    found, bins = {}, BINS if run.source == "run" else RECORDED_BINS
+    last = run.total_timesteps if run.ended else run.last_step
+    for tag in tags:
+        steps, values, seconds = series_of(run, tag)
+        if not len(steps):
+            continue
+        both = {"steps": curve(steps, values, max(last, int(np.max(steps))), bins)}
+        if seconds is not None and np.isfinite(seconds).any():
+            both["time"] = curve(seconds, values, float(np.nanmax(seconds)), bins)
+        found[tag] = {axis: points for axis, points in both.items() if points}
+    return {tag: both for tag, both in found.items() if both}
+
+
+def smoothed(values, reach):
+    """A moving average over so many points on either side, of those that are known."""
+    there = ~np.isnan(values)
+    window = np.ones(2 * reach + 1)
+    n = np.convolve(there, window)[reach:-reach] if reach else there
+    total = np.convolve(np.where(there, values, 0), window)[reach:-reach] if reach else values
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(there, total / n, np.nan)
+
+
+def on_grid(curves, reach=SMOOTH):
+    """Smoothed curves at common places, [curves, points]: straight lines between their points, nan where they have none."""
+    end, bins = max(curve[0] for curve in curves), max(len(curve[1]) for curve in curves)
+    places, rows = (np.arange(bins) + 0.5) / bins * end, []
+    for own_end, values in curves:
+        values = smoothed(np.array(values, dtype=float), reach)
+        x, there = (np.arange(len(values)) + 0.5) / len(values) * own_end, ~np.isnan(values)
+        slack = 1e-9 * x[-1]
+        row = np.interp(places, x[there], values[there])
+        rows.append(np.where((places < x[there][0] - slack) | (places > x[there][-1] + slack), np.nan, row))
+    return np.array(rows)
+
+
+# Statistics of the view that the page opens with, under the names by which the page looks for them
+
+
+def group_runs(runs):
+    """The indices of the runs of each environment and algorithm; runs with other numbers of steps are kept apart."""
+    groups = defaultdict(list)
+    for i, run in enumerate(runs):
+        groups[run.env_id, run.exp_name, run.total_timesteps].append(i)
+    return groups
+
+
+def has_score(run):
+    return run.ended and math.isfinite(run.score)
+
+
+def score_interval(scores):
+    return stats.bootstrap([np.array(scores)], stats.mean_of_means)
+
+
+def scales(runs, mode):
+    """What counts as 0 and as 1 in each environment, and a sentence about it."""
+    by_env = defaultdict(list)
+    for run in runs:
+        by_env[run.env_id].append(run)
+    limits = {}
+    if mode == "minmax":
+        for env_id, group in by_env.items():
+            scores = [run.score for run in group if has_score(run)]
+            limits[env_id] = (min(scores), max(scores)) if scores else (0, 0)
+        text = "0 is the lowest and 1 the highest score of any ended run of this report in the environment"
+    elif mode == "reference":
+        for env_id, group in by_env.items():
+            published = [found for run in group if (found := reference_of(run))]
+            starts = [np.mean(run.returns[: max(1, len(run.returns) // 20)]) for run in group if len(run.returns)]
+            if published and starts:
+                limits[env_id] = float(np.mean(starts)), max(mean for mean, _ in published)
+        text = (
+            "0 is the mean return of the first twentieth of the episodes of all runs, 1 the best published score of the "
+            "algorithms shown; environments without one are left out"
+        )
+    else:
+        limits = read_limits(Path(mode))
+        text = f"0 and 1 are the columns low and high of {Path(mode).name}; other environments are left out"
+    return {env: limits[env] for env in by_env if env in limits and limits[env][1] > limits[env][0]}, text
+
+
+def read_limits(path):
+    try:
+        rows = csv.DictReader(path.read_text().splitlines())
+        return {row["env_id"]: (float(row["low"]), float(row["high"])) for row in rows}
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        fail(f"--normalise {path}: needs minmax, reference, or a CSV with the columns env_id,low,high ({error})")
+
+
+def comparable(runs, limits):
+    """algorithm -> environment -> indices of its ended runs with the most steps, of environments with a scale."""
+    names = defaultdict(lambda: defaultdict(list))
+    for i, run in enumerate(runs):
+        if has_score(run) and run.env_id in limits:
+            names[run.exp_name][run.env_id].append(i)
+    for envs in names.values():
+        for env_id, own in envs.items():
+            most = max(runs[i].total_timesteps for i in own)
+            envs[env_id] = [i for i in own if runs[i].total_timesteps == most]
+    return names
+
+
+def first_suite(names):
+    """The environments that the aggregates open with: those in which most can be compared, as the page chooses."""
+    sets = {tuple(sorted(envs)) for envs in names.values()}
+    suites = [(envs, [name for name in names if set(envs) <= names[name].keys()]) for envs in sets]
+    suites = [suite for suite in suites if len(suite[1]) > 1]
+    return max(suites, key=lambda suite: (len(suite[0]) * len(suite[1]), suite[0]), default=((), []))
+
+
+def aggregates(runs, limits):
+    """The statistics over environments of the first suite, and the end of the axis of the profiles."""
+
+    def normalised(i):
+        low, high = limits[runs[i].env_id]
+        return (runs[i].score - low) / (high - low)
+
+    names, numbers = comparable(runs, limits), {}
+    envs, chosen = first_suite(names)
+    own = {name: [names[name][env] for env in envs] for name in chosen}
+    scores = {name: [np.array([normalised(i) for i in group]) for group in own[name]] for name in chosen}
+    keys = {name: ";".join(",".join(map(str, group)) for group in own[name]) for name in chosen}
+    every = [normalised(i) for groups in names.values() for group in groups.values() for i in group]
+    end = max([1.0, *every])
+    for name in chosen:
+        numbers[f"iqm {keys[name]}"] = stats.bootstrap(scores[name], stats.iqm)
+        profile = stats.performance_profile(scores[name], np.linspace(0, end, TAUS))
+        numbers[f"profile {keys[name]}"] = np.stack(profile, axis=1)
+    if chosen:
+        best = max(chosen, key=lambda name: numbers[f"iqm {keys[name]}"][0])
+        for name in chosen:
+            if name != best:
+                better = stats.probability_of_improvement(scores[name], scores[best])
+                numbers[f"better {keys[name]}>{keys[best]}"] = better
+    return {key: [digits(row) for row in np.atleast_2d(value)] for key, value in numbers.items()}, end
+
+
+def statistics(runs, curves, tags):
+    """The intervals of scores and of curves, of the groups that have two runs or more."""
+    numbers = {}
+    for group in group_runs(runs).values():
+        if scored := [i for i in group if has_score(runs[i])]:
+            numbers[f"score {','.join(map(str, scored))}"] = digits(score_interval([runs[i].score for i in scored]), 7)
+        for tag in tags:
+            for axis in ("steps", "time"):
+                found = [curves[i][tag][axis] for i in group if axis in curves[i].get(tag, {})]
+                if len(found) > 1:
+                    _, low, high = stats.bootstrap_curves(on_grid(found))
+                    numbers[f"band {tag} {axis} {SMOOTH} {','.join(map(str, group))}"] = [digits(low), digits(high)]
+    return numbers
+
+
+# Tables
+
+
+def reference_of(run):
+    return results.reference(run.script, run.env_id, run.total_timesteps)
+
+
+def score_rows(runs):
+    rows = []
+    for (env_id, algorithm, steps), group in sorted(group_runs(runs).items()):
+        scores = [runs[i].score for i in group if has_score(runs[i])]
+        mean, low, high = score_interval(scores) if scores else (math.nan,) * 3
+        published, deviation = reference_of(runs[group[0]]) or (math.nan, math.nan)
+        row = {"env_id": env_id, "algorithm": algorithm, "steps": steps, "runs": len(scores)}
+        row |= {"not_ended": len(group) - len(scores), "score": mean, "low": low, "high": high}
+        row |= {"score_std": np.std(scores, ddof=1) if len(scores) > 1 else math.nan}
+        row |= {"reference": published, "reference_std": deviation}
+        row |= {"seeds": " ".join(str(seed) for seed in sorted(runs[i].seed for i in group if has_score(runs[i])))}
+        row |= {"commits": " ".join(sorted({word[:10] for i in group for word in runs[i].commit.split()}))}
+        rows.append(row)
+    return rows
+
+
+def plain(value):
+    return f"{value:.2f}" if isinstance(value, float) and math.isfinite(value) else "" if isinstance(value, float) else value
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
+
+
+def write_markdown(path, rows, title):
+    lines = [f"# {title}: scores", "", "A score is the mean return of the last 100 episodes of a run; shown is the mean over"]
+    lines[-1] += " runs with its 95 % interval, which one run does not have."
+    lines += ["", "| Environment | Algorithm | Score | 95 % interval | Runs | Steps | Published |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        interval = f"[{row['low']:.2f}, {row['high']:.2f}]" if math.isfinite(row["low"]) else "one run" if row["runs"] == 1 else "–"
+        deviation = f" ± {plain(row['reference_std'])}" if math.isfinite(row["reference_std"]) else ""
+        cells = [row["env_id"], row["algorithm"], plain(row["score"]) or "–", interval, row["runs"], f"{row['steps']:,}"]
+        cells += [f"{plain(row['reference'])}{deviation}" or "–"]
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
+    path.write_text("\n".join(lines) + "\n")
+
+
+# The page
+
+
+def stages(videos, most):
+    """At most so many videos of a run, evenly spaced, with the first and the last."""
+    if len(videos) <= most:
+        return videos
+    return [videos[i] for i in np.unique(np.linspace(0, len(videos) - 1, most).round().astype(int))] if most else []
+
+
+def copy_videos(run, name, output, most):
+    """Copy videos of a run beside the page: [[step, seconds, path from the page]]."""
+    copied = []
+    for step, path in stages(run.videos, most):
+        folder = output / "videos" / re.sub(r"[^\w.-]+", "-", name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / path.name
+            if not target.exists() or target.stat().st_mtime < path.stat().st_mtime:
+                shutil.copyfile(path, target)
+        except OSError as error:
+            print(f"left out: {path}: {error.strerror}", file=sys.stderr)
+            continue
+        seconds = None
+        if run.seconds is not None and len(run.steps):
+            (seconds,) = digits([np.interp(step, run.steps, run.seconds)])
+        copied.append([step, seconds, quote(target.relative_to(output).as_posix())])
+    return copied
+
+
+def most_common_args(runs):
+    """For each algorithm the flags that all its runs have, with their most common values: what the others differ from."""
+    bases = {}
+    for name in {run.exp_name for run in runs}:
+        dicts = [run.args for run in runs if run.exp_name == name]
+        base = {}
+        for key in set.intersection(*(set(args) for args in dicts)):
+            texts = Counter(json.dumps(args[key], default=str) for args in dicts)
+            base[key] = json.loads(texts.most_common(1)[0][0])
+        bases[name] = {key: base[key] for key in dicts[0] if key in base}
+    return bases
+
+
+def run_data(run, name, curves, base, packages, output, videos, apart):
+    """A run as the page has it. The flags are those that differ from the base of its algorithm."""
+    folder = None
+    if run.folder:
+        link = os.path.relpath(run.folder.resolve(), output.resolve()) if run.folder.exists() else ""
+        folder = [str(run.folder), quote(Path(link).as_posix()) + "/"]
+    seconds = float(np.nanmax(run.seconds)) if run.seconds is not None and np.isfinite(run.seconds).any() else math.nan
+    reference = reference_of(run)
+    return {
+        **{"id": name, "env": run.env_id, "algo": run.exp_name, "seed": run.seed, "total": run.total_timesteps},
+        **{"last": run.last_step, "ended": bool(run.ended), "score": digits([run.score], 7)[0], "source": run.source},
+        **{"episodes": len(run.returns) if run.source == "run" else None, "seconds": digits([seconds])[0]},
+        **{"commit": run.commit, "command": run.command, "packages": packages, "folder": folder, "curves": curves},
+        "args": {key: value for key, value in run.args.items() if key not in base or base[key] != value},
+        "reference": digits(reference) if reference else None,
+        "videos": copy_videos(run, name, output, videos),
+        "budget": apart,
+    }
+
+
+METHOD = [
+    "Curves: the episodes of a run are averaged in 200 equal bins from its first to its last step (100 bins in recorded "
+    "results), or second; a point stands in the middle of its bin. Points of a group are means over its runs, interpolated "
+    "to common places, and drawn as far as more than half of the runs go. Wall time is that of training: the gap before a "
+    "resumed run went on is taken out.",
+    "Intervals: 95 %, from a bootstrap over seeds, stratified by environment where there are several. The percentiles of the "
+    "plain bootstrap are too short with few seeds and are widened by sqrt(n / (n - 1)) and by Student's t over the normal "
+    "quantile. They are intervals at each point, not of the whole curve, and may reach beyond the plot, whose height follows the means. "
+    "One run has none. Smoothing is a moving average of each run over neighbouring points, before means and intervals are "
+    "computed; the page opens with an average over five points, and the slider at its left end shows the points themselves.",
+    "Groups: runs of one algorithm in one environment with different numbers of steps are kept apart. A group whose runs "
+    "differ in a hyperparameter has the sign ≠ in the legend; its trace names them. Runs that have not ended are in the "
+    "curves, and not in scores and aggregates.",
+    "Over environments: IQM is the mean of the middle half of all normalised scores; a profile is the share of runs that "
+    "score more than τ; the probability of improvement is that of a run of one group to score more than one of the other in "
+    "the same environment, ties counting half, the mean over environments. Only groups with ended runs in every environment "
+    "of the set are compared.",
+    "The numbers of the view that this page opens with come from Python (cleanrl_utils/stats.py). Other filters and groups "
+    "are computed in the browser by the same formulas, with 1000 draws of their own (300 in profiles).",
+]
+
+
+def page_data(runs, names, tags, options):
+    """Everything that the page knows, for JSON."""
+    curves = [curves_of(run, tags) for run in runs]
+    limits, text = scales(runs, options.normalise)
+    numbers, end = aggregates(runs, limits)
+    for key, rows in numbers.items():
+        numbers[key] = rows if key.startswith("profile") else rows[0]
+    bases, packages = most_common_args(runs), {}
+    totals = defaultdict(set)
+    for run in runs:
+        totals[run.env_id, run.exp_name].add(run.total_timesteps)
+    listed = []
+    for run, name, own in zip(runs, names, curves):
+        place = packages.setdefault(json.dumps(run.packages, default=str), len(packages))
+        apart = len(totals[run.env_id, run.exp_name]) > 1
+        listed.append(run_data(run, name, own, bases[run.exp_name], place, options.output, options.videos, apart))
+    envs, algorithms = len({run.env_id for run in runs}), len({run.exp_name for run in runs})
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    counts = zip((len(runs), algorithms, envs), ("run", "algorithm", "environment"))
+    summary = ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts)
+    left_out = f"; {options.duplicates} duplicates left out" if options.duplicates else ""
+    return {
+        **{"summary": f"{summary}; made {now}{left_out}", "metrics": tags, "runs": listed, "bases": bases},
+        **{"packages": [json.loads(text) for text in packages], "numbers": numbers | statistics(runs, curves, tags)},
+        **{"norm": {env: digits(pair, 7) for env, pair in limits.items()}, "norm_text": f"Normalised scores: {text}."},
+        **{"taus": digits([end])[0], "smooth": SMOOTH, "method": METHOD},
+    }
+
+
+def write_page(path, title, data):
+    """Put the parts of the page into one file, and that in place at once."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+    parts = {"title": html.escape(title), "data": text.replace("<", "\\u003c")}
+    parts |= {"css": (PAGE / "page.css").read_text(), "js": (PAGE / "page.js").read_text()}
+    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (PAGE / "page.html").read_text())
+    draft = path.with_suffix(".tmp")
+    draft.write_text(page, encoding="utf-8")
+    draft.replace(path)
+
+
+def check_output(folder):
+    """End what could not be written, or would overwrite a page that is not a report."""
+    page = folder / "index.html"
+    if page.is_file() and GENERATOR not in page.read_text(errors="replace")[:2000]:
+        fail(f"-o {folder}: its index.html is not a report and would be overwritten, name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "index.tmp").touch()
+    except OSError as error:
+        fail(f"-o {folder}: {error.strerror}")
+
+
+def finite(value):
+    """A value from args.json without what JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list) else value
+
+
+def build(options):
+    """Read the runs and write the page; returns its path and the number of runs."""
+    tags = list(dict.fromkeys([RETURN, *options.metrics]))
+    try:
+        places = sum(len(results.find(path)) for path in options.paths)
+        if places > 20:
+            print(f"Reading {places} runs and records ...", file=sys.stderr, flush=True)
+        found = results.load(options.paths, tags=tuple(tags[1:]))
+    except ValueError as error:
+        fail(error)
+    if not found:
+        fail(f"no runs in {' '.join(map(str, options.paths))}")
+    runs = without_duplicates(found)
+    runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
+    for run in runs:
+        run.args = finite(run.args)
+    options.duplicates = len(found) - len(runs)
+    check_output(options.output)
+    page = options.output / "index.html"
+    write_page(page, options.title, page_data(runs, name_runs(runs), tags, options))
+    rows = score_rows(runs)
+    write_csv(options.output / "scores.csv", rows)
+    write_markdown(options.output / "scores.md", rows, options.title)
+    return page, len(runs)
+
+
+def main():
+    style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.report", **style)
+    parser.add_argument("paths", type=Path, nargs="+", help="run folders, folders of these, or recorded results")
+    parser.add_argument("-o", "--output", type=Path, default=Path("report"), help="folder of the page (default: report)")
+    parser.add_argument("--title", default="Open RL Benchmark", help="title of the page (default: Open RL Benchmark)")
+    parser.add_argument("--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss")
+    parser.add_argument("--normalise", default="minmax", help="minmax, reference or a CSV, see above (default: minmax)")
+    parser.add_argument("--videos", type=int, default=6, metavar="N", help="videos of each run, evenly spaced (default: 6)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    options = parser.parse_args()
+    if options.videos < 0:
+        fail("--videos must be 0 or more")
+    if options.normalise not in ("minmax", "reference"):
+        read_limits(Path(options.normalise))
+    page, n = build(options)
+    size = page.stat().st_size / 1e6
+    print(f"{n} run{'' if n == 1 else 's'}, {size:.1f} MB. Open {page} in a browser, or serve it: ", end="")
+    print(f"python -m http.server -d {shlex.quote(str(options.output))}")
+    if options.open:
+        webbrowser.open(page.resolve().as_uri())
+
+
+if __name__ == "__main__":
+    main()
