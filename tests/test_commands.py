@@ -185,13 +185,13 @@ def test_runs_and_what_is_done_with_them(folder):
         words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
         text = " ".join(words)
         program = re.match(rf"python (?:cleanrl|{EXAMPLE})/(ppo|dqn)\.py\b(?!.*(--track|--help|--upload-model))", text)
-        tool = re.match(r"python -m (cleanrl_utils\.(?:evaluate|reproduce|card)|benchmark\.record) ", text)
+        tool = re.match(r"python -m (cleanrl_utils\.(?:evaluate|reproduce|card|report)|benchmark\.record) ", text)
         if program and not re.search(r"--env-id (?!CartPole|Acrobot)", text):
             name = program[1] or program[2]
             words = [word for word in cut(words[2:], "--total-timesteps") if word != "--capture-video"]
             more = FEWER[name] if "--resume" not in words else ["--total-timesteps", "1536"] if name == "ppo" else []
             commands[tuple([name, *words, *more])] = where
-        elif tool and re.search(rf"{EXAMPLE}|RUN_A|__ppo__\*", text):
+        elif tool and re.search(rf"{EXAMPLE}|RUN_A|__ppo__\*|report runs\b", text):
             words = [re.sub("RUN_[AB]", "runs/CartPole-v1__ppo__1__1700000000", word) for word in words[3:]]
             words = [path for word in words for path in glob.glob(word, root_dir=folder) or [word]]
             words = [word for word in cut(words, "--steps") if word != "--capture-video"]
