@@ -16,12 +16,10 @@ from textwrap import dedent
 import forks
 import pytest
 from commands import CONSOLE, SHELL, Reader, blocks, check_text, pages, shell
-from conftest import ROOT, fork_server, inspect_run, require_for, require_program, run_dir, script
+from conftest import FILES, ROOT, fork_server, inspect_run, require_for, require_program, run_dir, script
 
 PAGES = [str(page.relative_to(ROOT)) for page in pages()]
-NOT_ALL = re.compile(
-    "arguments are required|refuses it: Required options"
-)  # of a command in the text, which may be a part
+NOT_ALL = re.compile("arguments are required|refuses it: Required options")  # a command in the text may be a part
 FIRST = r"(?:python|pip|make|uv run) "
 
 
@@ -62,6 +60,18 @@ def test_bash_reads_every_block():
             if block.language in SHELL + ("console",):
                 done = subprocess.run(["bash", "-n"], input=shell(block), text=True, capture_output=True)
                 assert done.returncode == 0, f"{page}:{block.line}: {done.stderr}"
+
+
+def test_commands_in_files_and_suites():
+    """The line "Run:" of a file, and the commands of the suites."""
+    wrong = []
+    for name in FILES:
+        (command,) = re.findall(r"(?m)^Run: (.*)$", ast.get_docstring(ast.parse(script(name).read_text())))
+        wrong += [(name, *found) for found in check_text(command, made=[f"{name}.py"])]
+    for path in sorted((ROOT / "benchmark/suites").glob("*.toml")):
+        for entry in tomllib.loads(path.read_text())["run"]:
+            wrong += [(path.name, *found) for command in entry["commands"] for found in check_text(command)]
+    assert not wrong
 
 
 def test_other_blocks_are_what_they_say():
