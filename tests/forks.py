@@ -120,6 +120,37 @@ def prepare(request):
         return compile(file.read(), sys.argv[0], "exec")
 
 
+def finish(code, main):
+    """Run the code, alone in the namespace `main`, and end as Python does.
+
+    Except for taking the heavy packages apart again: that takes it longer than many a run.
+    """
+    import atexit
+    import os
+    import sys
+    import threading
+    import traceback
+
+    status = 0
+    for name in set(main) - {"__name__", "__builtins__"}:
+        del main[name]
+    main["__file__"] = code.co_filename
+    try:
+        exec(code, main)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if status == 1 and end.code != 1:
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         try:
@@ -128,9 +159,4 @@ if __name__ == "__main__":
             pass
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request:
-        code = prepare(request)
-        main = globals()
-        for name in set(main) - {"__name__", "__builtins__", "__file__", "main", "code"}:
-            del main[name]
-        main["__file__"] = code.co_filename
-        exec(main.pop("code"), main.pop("main"))
+        finish(prepare(request), globals())

@@ -1,6 +1,7 @@
 """The README and the pages name every file as it is."""
 
 import re
+import tomllib
 
 from conftest import LINEAGE, ROOT, default, each
 
@@ -17,7 +18,31 @@ def test_the_row_of_a_file(name):
     assert f"`{name}.py`" in (ROOT / path).read_text()
 
 
-def test_commands_run_files_that_exist():
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for path in re.findall(r"python (cleanrl/\w+\.py)", page.read_text()):
-            assert (ROOT / path).exists(), f"{page.name}: {path}"
+def test_extras():
+    """Every extra is in the README's table and in the page on installation; a requirements file is its extra."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/get-started/installation.md").read_text()
+    table = re.search(r"(?s)\| Extra \| For \|\n(.*?)\n\n", readme)[1]
+    named = [name for row in table.splitlines()[1:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(extras)
+    for extra in extras:
+        assert re.search(rf"[\[,]{extra}[\],]|\b{extra} is the same", page), f"installation.md does not install {extra}"
+    for path in (ROOT / "requirements").glob("requirements-*.txt"):
+        extra = path.stem.removeprefix("requirements-")
+        assert extra in extras and path.read_text() == f"-e .[{extra}]\n"
+        assert f"`{extra}`" in page or path.name in page, f"installation.md does not name {path.name}"
+    assert (ROOT / "requirements/requirements.txt").read_text() == "-e .\n"
+
+
+@each()
+def test_every_file_has_an_example(name):
+    page = (ROOT / "docs/get-started/examples.md").read_text()
+    assert re.search(rf"(?m)^(?:python|   ) cleanrl/{name}\.py ", page)
+
+
+def test_published_addresses():
+    """Pages that others link to keep their addresses."""
+    get_started = "installation basic-usage experiment-tracking examples benchmark-utility zoo".split()
+    pages = [f"get-started/{name}" for name in get_started]
+    for page in [*pages, "advanced/hyperparameter-tuning", "advanced/resume-training", "contribution"]:
+        assert (ROOT / f"docs/{page}.md").is_file(), page
