@@ -451,13 +451,13 @@ def page_data(runs, names, tags, options):
 
 def write_page(path, title, data):
     """Put the parts of the page into one file, and that in place at once."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
     parts = {"title": html.escape(title), "data": text.replace("<", "\\u003c")}
     parts |= {"css": (PAGE / "page.css").read_text()}
     parts["js"] = "\n".join((PAGE / f"{name}.js").read_text() for name in ("stats", "plot", "page"))
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (PAGE / "page.html").read_text())
     draft = path.with_suffix(".tmp")
-    draft.write_text(page, encoding="utf-8")
+    draft.write_text(page, encoding="utf-8", errors="backslashreplace")
     draft.replace(path)
 
 
@@ -495,9 +495,10 @@ def build(options):
     if not found:
         fail(f"no runs in {' '.join(map(str, options.paths))}")
     runs = without_duplicates(found)
-    runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     for run in runs:
         run.args = finite(run.args)
+        run.env_id, run.exp_name = str(run.env_id), str(run.exp_name)
+    runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     options.duplicates = len(found) - len(runs)
     check_output(options.output)
     page = options.output / "index.html"

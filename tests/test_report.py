@@ -139,6 +139,9 @@ def test_page_opens_as_a_file(site, chromium):  # noqa: F811
         assert "1 not ended" in chart.inner_text() or "2 not ended" in chart.inner_text()
         assert "One run has no interval" in page.inner_text('figure[data-title="Lonely-v0"]')
         assert page.locator('figure[data-title="Lonely-v0"] path.band').count() == 0
+        nameless = "[...document.querySelectorAll('button, svg[role], input, select, video')].filter((node) => !("
+        nameless += "node.textContent.trim() || node.ariaLabel || node.labels?.length || node.controls)).length"
+        assert page.evaluate(nameless) == 0, "what can be used has a name that can be read aloud"
         page.select_option("#x", "time")
         assert "seconds of training" in page.inner_text('figure[data-title="CartPole-v1"]')
         page.select_option("#metric", "charts/SPS")

@@ -737,7 +737,6 @@ function listenToPage() {
   addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
   const wanted = matchMedia("(prefers-color-scheme: dark)");
   const setTheme = (name) => { document.documentElement.dataset.theme = name; };
-  setTheme(wanted.matches ? "dark" : "light");
   wanted.addEventListener("change", () => { setTheme(wanted.matches ? "dark" : "light"); render(); });
   $("theme").addEventListener("click", () => { setTheme(dark() ? "light" : "dark"); render(); });
 }
