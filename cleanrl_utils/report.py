@@ -37,7 +37,7 @@ RETURN = "charts/episodic_return"
 BINS, RECORDED_BINS = 200, 100
 SMOOTH = 2  # points on either side over which the page first averages a run
 GENERATOR = '<meta name="generator" content="cleanrl_utils.report">'
-TAUS = 101
+TAUS, PARTS = 101, 50  # points of performance profiles, and of the course of the interquartile mean
 
 
 def fail(message):
@@ -241,7 +241,22 @@ def first_suite(names):
     return min(suites, key=lambda suite: (-len(suite[0]) * len(suite[1]), suite[0]), default=((), []))
 
 
-def aggregates(runs, limits):
+def course(group, curves, limits):
+    """Normalised returns of the runs of an environment at equal parts of their training, [runs, parts]."""
+    rows = []
+    for run, curve in ((run, curve) for run, curve in zip(group, curves) if curve):
+        values = smoothed(np.array(curve[1], dtype=float), SMOOTH)
+        there, (low, high) = np.flatnonzero(~np.isnan(values)), limits[run.env_id]
+        at = (np.arange(PARTS) + 0.5) / PARTS * len(values) - 0.5
+        rows.append((np.interp(at, there, values[there]) - low) / (high - low))
+    return np.array(rows)
+
+
+def iqm_of_courses(groups):
+    return stats.iqm([np.moveaxis(group, -2, -1) for group in groups])
+
+
+def aggregates(runs, curves, limits):
     """The statistics over environments of the first suite, and the end of the axis of the profiles."""
 
     def normalised(i):
@@ -259,6 +274,11 @@ def aggregates(runs, limits):
         numbers[f"iqm {keys[name]}"] = stats.bootstrap(scores[name], stats.iqm)
         profile = stats.performance_profile(scores[name], np.linspace(0, end, TAUS))
         numbers[f"profile {keys[name]}"] = np.stack(profile, axis=1)
+        of_returns = {i: curves[i].get(RETURN, {}).get("steps") for group in own[name] for i in group}
+        courses = [course([runs[i] for i in group], [of_returns[i] for i in group], limits) for group in own[name]]
+        if all(len(group) for group in courses):
+            triple = stats.bootstrap(courses, iqm_of_courses, reps=300)
+            numbers[f"course {SMOOTH} {keys[name]}"] = np.stack(triple, axis=1)
     if chosen:
         best = max(chosen, key=lambda name: numbers[f"iqm {keys[name]}"][0])
         for name in chosen:
@@ -424,9 +444,9 @@ def page_data(runs, names, tags, options):
     """Everything that the page knows, for JSON."""
     curves = [curves_of(run, tags) for run in runs]
     limits, text = scales(runs, options.normalise)
-    numbers, end = aggregates(runs, limits)
+    numbers, end = aggregates(runs, curves, limits)
     for key, rows in numbers.items():
-        numbers[key] = rows if key.startswith("profile") else rows[0]
+        numbers[key] = rows if key.startswith(("profile", "course")) else rows[0]
     bases, packages = most_common_args(runs), {}
     totals = defaultdict(set)
     for run in runs:

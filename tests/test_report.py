@@ -361,6 +361,15 @@ def test_statistics_are_those_of_python(site, chromium):  # noqa: F811
         (found,) = page.evaluate("[...cache].filter(([key]) => key.startsWith('better')).map(([, value]) => value)")
         assert found == pytest.approx(better, rel=1e-4)
         assert "P(a run scores" in page.inner_text("#aggregate-charts")
+        python, own = page.evaluate(
+            """() => { const key = [...cache.keys()].find((k) => k.startsWith("course 2")), given = cache.get(key);
+            cache.delete(key);
+            renderAggregates(shownRuns());
+            return [given, cache.get(key)]; }"""
+        )
+        assert len(python) == 50 and np.ptp(np.array(python)[:, 0]) > 0.3
+        np.testing.assert_allclose(np.array(python)[:, 0], np.array(own)[:, 0], rtol=2e-4, atol=1e-4)
+        np.testing.assert_allclose(python, own, atol=0.15)
 
         # The mean that is drawn, against one computed from the episodes; and the browser's own intervals.
         bins = np.arange(201) * 50
