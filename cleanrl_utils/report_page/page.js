@@ -361,7 +361,8 @@ function renderAggregates(runs) {
   fill($("base"), entries.map(({ name }) => [name, name]), base.name);
   const charts = [courseChart(entries, suite.key), profileChart(entries, suite.key)];
   const [courses, profiles] = charts.map((one) => one.figure);
-  place.replaceChildren(iqmFigure(entries, suite.envs), courses, profiles, improvementFigure(entries, base));
+  const rows = make("div", { class: "column" }, iqmFigure(entries, suite.envs), improvementFigure(entries, base));
+  place.replaceChildren(rows, courses, profiles);
   for (const one of charts) one.draw();
 }
 
@@ -378,7 +379,7 @@ function iqmFigure(entries, envs) {
 
 // The interquartile mean of the returns in the course of training.
 function courseChart(entries, key) {
-  const title = "Interquartile mean in the course of training", x = centres(100, PARTS);
+  const title = "Interquartile mean over training", x = centres(100, PARTS);
   const triplesOf = (entry) => remembered(`course ${state.smooth} ${entry.key}`, () => {
     const courses = entry.groups.map((group) => group.map(courseOf).filter(Boolean));
     if (!courses.every((group) => group.length)) return null;
