@@ -6,7 +6,8 @@ by environment over steps and over wall time with their intervals, zoom, filters
 in report/scores.md and report/scores.csv. Paths are run folders, folders with run folders in them, or recorded results.
 
 --normalise says what 0 and 1 are in the aggregates over environments:
-  minmax     the lowest and the highest score of any ended run in the environment (the default)
+  start      the return at the beginning of training and the highest score of any ended run (the default)
+  minmax     the lowest and the highest score of any ended run
   reference  the return at the beginning of training and the best published score of the algorithms shown
   FILE.csv   columns env_id,low,high, such as the scores of a random player and of a human
 Exit codes: 0 written, 2 wrong usage, such as a path without runs.
@@ -24,7 +25,7 @@ import shutil
 import sys
 import webbrowser
 from collections import Counter, defaultdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -37,7 +38,14 @@ RETURN = "charts/episodic_return"
 BINS, RECORDED_BINS = 200, 100
 SMOOTH = 2  # points on either side over which the page first averages a run
 GENERATOR = '<meta name="generator" content="cleanrl_utils.report">'
-TAUS = 101
+MODES = {
+    "start": "0 is the return with which training begins (the mean over the first twentieth of the episodes of all "
+    "runs) and 1 the highest score of any ended run of this report in the environment",
+    "minmax": "0 is the lowest and 1 the highest score of any ended run of this report in the environment",
+    "reference": "0 is the return with which training begins (the mean over the first twentieth of the episodes of all "
+    "runs) and 1 the best published score of the algorithms shown",
+}
+TAUS, PARTS = 101, 50  # points of performance profiles, and of the course of the interquartile mean
 
 
 def fail(message):
@@ -49,14 +57,22 @@ def fail(message):
 
 
 def without_duplicates(runs):
-    """The runs without those that are there twice: the same seed, flags and commit, or a record of a run that is there.
+    """The runs without those that are there twice: same seed, flags and commit, or a record of a run that is there.
 
     The same seed again tells nothing new about the spread. Of two, the one that has ended, or else the later, is kept.
     """
     kept, scores = {}, defaultdict(list)
     for run in runs:
         flags = run.args if run.source == "run" else run.command
-        key = run.source, run.env_id, run.exp_name, run.seed, run.total_timesteps, run.commit, json.dumps(flags, default=str)
+        key = (
+            run.source,
+            run.env_id,
+            run.exp_name,
+            run.seed,
+            run.total_timesteps,
+            run.commit,
+            json.dumps(flags, default=str),
+        )
         if key not in kept or (run.ended, run.last_step) >= (kept[key].ended, kept[key].last_step):
             kept[key] = run
     for run in kept.values():
@@ -146,7 +162,7 @@ def smoothed(values, reach):
 
 
 def on_grid(curves, reach=SMOOTH):
-    """Smoothed curves at common places, [curves, points]: straight lines between their points, nan where they have none."""
+    """Smoothed curves at common places, [curves, points]: straight lines between their points, nan beyond them."""
     end, bins = max(curve[0] for curve in curves), max(len(curve[1]) for curve in curves)
     places, rows = (np.arange(bins) + 0.5) / bins * end, []
     for own_end, values in curves:
@@ -179,29 +195,21 @@ def score_interval(scores):
 
 def scales(runs, mode):
     """What counts as 0 and as 1 in each environment, and a sentence about it."""
-    by_env = defaultdict(list)
+    by_env, limits = defaultdict(list), {}
     for run in runs:
         by_env[run.env_id].append(run)
-    limits = {}
-    if mode == "minmax":
-        for env_id, group in by_env.items():
-            scores = [run.score for run in group if has_score(run)]
-            limits[env_id] = (min(scores), max(scores)) if scores else (0, 0)
-        text = "0 is the lowest and 1 the highest score of any ended run of this report in the environment"
-    elif mode == "reference":
-        for env_id, group in by_env.items():
-            published = [found for run in group if (found := reference_of(run))]
-            starts = [np.mean(run.returns[: max(1, len(run.returns) // 20)]) for run in group if len(run.returns)]
-            if published and starts:
-                limits[env_id] = float(np.mean(starts)), max(mean for mean, _ in published)
-        text = (
-            "0 is the mean return of the first twentieth of the episodes of all runs, 1 the best published score of the "
-            "algorithms shown; environments without one are left out"
-        )
-    else:
+    for env_id, group in by_env.items():
+        scores = [run.score for run in group if has_score(run)]
+        starts = [float(np.mean(run.returns[: max(1, len(run.returns) // 20)])) for run in group if len(run.returns)]
+        starts = [start for start in starts if math.isfinite(start)]
+        published = [found[0] for run in group if (found := reference_of(run))]
+        low = min(scores, default=0.0) if mode == "minmax" or not starts else float(np.mean(starts))
+        high = max(published if mode == "reference" else scores, default=low)
+        limits[env_id] = low, high
+    if mode not in MODES:
         limits = read_limits(Path(mode))
-        text = f"0 and 1 are the columns low and high of {Path(mode).name}; other environments are left out"
-    return {env: limits[env] for env in by_env if env in limits and limits[env][1] > limits[env][0]}, text
+    limits = {env: limits[env] for env in by_env if env in limits and limits[env][1] > limits[env][0]}
+    return limits, MODES.get(mode, f"0 and 1 are the columns low and high of {Path(mode).name}")
 
 
 def read_limits(path):
@@ -209,7 +217,7 @@ def read_limits(path):
         rows = csv.DictReader(path.read_text().splitlines())
         return {row["env_id"]: (float(row["low"]), float(row["high"])) for row in rows}
     except (OSError, KeyError, ValueError, TypeError) as error:
-        fail(f"--normalise {path}: needs minmax, reference, or a CSV with the columns env_id,low,high ({error})")
+        fail(f"--normalise {path}: needs start, minmax, reference, or a CSV with the columns env_id,low,high ({error})")
 
 
 def comparable(runs, limits):
@@ -230,10 +238,25 @@ def first_suite(names):
     sets = {tuple(sorted(envs)) for envs in names.values()}
     suites = [(envs, [name for name in names if set(envs) <= names[name].keys()]) for envs in sets]
     suites = [suite for suite in suites if len(suite[1]) > 1]
-    return max(suites, key=lambda suite: (len(suite[0]) * len(suite[1]), suite[0]), default=((), []))
+    return min(suites, key=lambda suite: (-len(suite[0]) * len(suite[1]), suite[0]), default=((), []))
 
 
-def aggregates(runs, limits):
+def course(group, curves, limits):
+    """Normalised returns of the runs of an environment at equal parts of their training, [runs, parts]."""
+    rows = []
+    for run, curve in ((run, curve) for run, curve in zip(group, curves) if curve):
+        values = smoothed(np.array(curve[1], dtype=float), SMOOTH)
+        there, (low, high) = np.flatnonzero(~np.isnan(values)), limits[run.env_id]
+        at = (np.arange(PARTS) + 0.5) / PARTS * len(values) - 0.5
+        rows.append((np.interp(at, there, values[there]) - low) / (high - low))
+    return np.array(rows)
+
+
+def iqm_of_courses(groups):
+    return stats.iqm([np.moveaxis(group, -2, -1) for group in groups])
+
+
+def aggregates(runs, curves, limits):
     """The statistics over environments of the first suite, and the end of the axis of the profiles."""
 
     def normalised(i):
@@ -251,6 +274,11 @@ def aggregates(runs, limits):
         numbers[f"iqm {keys[name]}"] = stats.bootstrap(scores[name], stats.iqm)
         profile = stats.performance_profile(scores[name], np.linspace(0, end, TAUS))
         numbers[f"profile {keys[name]}"] = np.stack(profile, axis=1)
+        of_returns = {i: curves[i].get(RETURN, {}).get("steps") for group in own[name] for i in group}
+        courses = [course([runs[i] for i in group], [of_returns[i] for i in group], limits) for group in own[name]]
+        if all(len(group) for group in courses):
+            triple = stats.bootstrap(courses, iqm_of_courses, reps=300)
+            numbers[f"course {SMOOTH} {keys[name]}"] = np.stack(triple, axis=1)
     if chosen:
         best = max(chosen, key=lambda name: numbers[f"iqm {keys[name]}"][0])
         for name in chosen:
@@ -299,7 +327,13 @@ def score_rows(runs):
 
 
 def plain(value):
-    return f"{value:.2f}" if isinstance(value, float) and math.isfinite(value) else "" if isinstance(value, float) else value
+    return (
+        f"{value:.2f}"
+        if isinstance(value, float) and math.isfinite(value)
+        else ""
+        if isinstance(value, float)
+        else value
+    )
 
 
 def write_csv(path, rows):
@@ -310,13 +344,34 @@ def write_csv(path, rows):
 
 
 def write_markdown(path, rows, title):
-    lines = [f"# {title}: scores", "", "A score is the mean return of the last 100 episodes of a run; shown is the mean over"]
+    lines = [
+        f"# {title}: scores",
+        "",
+        "A score is the mean return of the last 100 episodes of a run; shown is the mean over",
+    ]
     lines[-1] += " runs with its 95 % interval, which one run does not have."
-    lines += ["", "| Environment | Algorithm | Score | 95 % interval | Runs | Steps | Published |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| Environment | Algorithm | Score | 95 % interval | Runs | Steps | Published |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
-        interval = f"[{row['low']:.2f}, {row['high']:.2f}]" if math.isfinite(row["low"]) else "one run" if row["runs"] == 1 else "–"
+        interval = (
+            f"[{row['low']:.2f}, {row['high']:.2f}]"
+            if math.isfinite(row["low"])
+            else "one run"
+            if row["runs"] == 1
+            else "–"
+        )
         deviation = f" ± {plain(row['reference_std'])}" if math.isfinite(row["reference_std"]) else ""
-        cells = [row["env_id"], row["algorithm"], plain(row["score"]) or "–", interval, row["runs"], f"{row['steps']:,}"]
+        cells = [
+            row["env_id"],
+            row["algorithm"],
+            plain(row["score"]) or "–",
+            interval,
+            row["runs"],
+            f"{row['steps']:,}",
+        ]
         cells += [f"{plain(row['reference'])}{deviation}" or "–"]
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |")
     path.write_text("\n".join(lines) + "\n")
@@ -353,7 +408,7 @@ def copy_videos(run, name, output, most):
 
 
 def most_common_args(runs):
-    """For each algorithm the flags that all its runs have, with their most common values: what the others differ from."""
+    """For each algorithm the flags that all its runs have, with their most common values."""
     bases = {}
     for name in {run.exp_name for run in runs}:
         dicts = [run.args for run in runs if run.exp_name == name]
@@ -385,35 +440,15 @@ def run_data(run, name, curves, base, packages, output, videos, apart):
     }
 
 
-METHOD = [
-    "Curves: the episodes of a run are averaged in 200 equal bins from its first to its last step (100 bins in recorded "
-    "results), or second; a point stands in the middle of its bin. Points of a group are means over its runs, interpolated "
-    "to common places, and drawn as far as more than half of the runs go. Wall time is that of training: the gap before a "
-    "resumed run went on is taken out.",
-    "Intervals: 95 %, from a bootstrap over seeds, stratified by environment where there are several. The percentiles of the "
-    "plain bootstrap are too short with few seeds and are widened by sqrt(n / (n - 1)) and by Student's t over the normal "
-    "quantile. They are intervals at each point, not of the whole curve, and may reach beyond the plot, whose height follows the means. "
-    "One run has none. Smoothing is a moving average of each run over neighbouring points, before means and intervals are "
-    "computed; the page opens with an average over five points, and the slider at its left end shows the points themselves.",
-    "Groups: runs of one algorithm in one environment with different numbers of steps are kept apart. A group whose runs "
-    "differ in a hyperparameter has the sign ≠ in the legend; its trace names them. Runs that have not ended are in the "
-    "curves, and not in scores and aggregates.",
-    "Over environments: IQM is the mean of the middle half of all normalised scores; a profile is the share of runs that "
-    "score more than τ; the probability of improvement is that of a run of one group to score more than one of the other in "
-    "the same environment, ties counting half, the mean over environments. Only groups with ended runs in every environment "
-    "of the set are compared.",
-    "The numbers of the view that this page opens with come from Python (cleanrl_utils/stats.py). Other filters and groups "
-    "are computed in the browser by the same formulas, with 1000 draws of their own (300 in profiles).",
-]
-
-
 def page_data(runs, names, tags, options):
     """Everything that the page knows, for JSON."""
     curves = [curves_of(run, tags) for run in runs]
     limits, text = scales(runs, options.normalise)
-    numbers, end = aggregates(runs, limits)
+    without = sorted({run.env_id for run in runs} - limits.keys())
+    left = f" Left out, without such a scale: {', '.join(without)}." if without else ""
+    numbers, end = aggregates(runs, curves, limits)
     for key, rows in numbers.items():
-        numbers[key] = rows if key.startswith("profile") else rows[0]
+        numbers[key] = rows if key.startswith(("profile", "course")) else rows[0]
     bases, packages = most_common_args(runs), {}
     totals = defaultdict(set)
     for run in runs:
@@ -424,26 +459,30 @@ def page_data(runs, names, tags, options):
         apart = len(totals[run.env_id, run.exp_name]) > 1
         listed.append(run_data(run, name, own, bases[run.exp_name], place, options.output, options.videos, apart))
     envs, algorithms = len({run.env_id for run in runs}), len({run.exp_name for run in runs})
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     counts = zip((len(runs), algorithms, envs), ("run", "algorithm", "environment"))
     summary = ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts)
     left_out = f"; {options.duplicates} duplicates left out" if options.duplicates else ""
     return {
         **{"summary": f"{summary}; made {now}{left_out}", "metrics": tags, "runs": listed, "bases": bases},
         **{"packages": [json.loads(text) for text in packages], "numbers": numbers | statistics(runs, curves, tags)},
-        **{"norm": {env: digits(pair, 7) for env, pair in limits.items()}, "norm_text": f"Normalised scores: {text}."},
-        **{"taus": digits([end])[0], "smooth": SMOOTH, "method": METHOD},
+        **{
+            "norm": {env: digits(pair, 7) for env, pair in limits.items()},
+            "norm_text": f"Normalised scores: {text}.{left}",
+        },
+        **{"taus": digits([end])[0], "smooth": SMOOTH},
     }
 
 
 def write_page(path, title, data):
     """Put the parts of the page into one file, and that in place at once."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
     parts = {"title": html.escape(title), "data": text.replace("<", "\\u003c")}
-    parts |= {"css": (PAGE / "page.css").read_text(), "js": (PAGE / "page.js").read_text()}
+    parts |= {"css": (PAGE / "page.css").read_text()}
+    parts["js"] = "\n".join((PAGE / f"{name}.js").read_text() for name in ("stats", "plot", "page"))
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (PAGE / "page.html").read_text())
     draft = path.with_suffix(".tmp")
-    draft.write_text(page, encoding="utf-8")
+    draft.write_text(page, encoding="utf-8", errors="backslashreplace")
     draft.replace(path)
 
 
@@ -481,9 +520,10 @@ def build(options):
     if not found:
         fail(f"no runs in {' '.join(map(str, options.paths))}")
     runs = without_duplicates(found)
-    runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     for run in runs:
         run.args = finite(run.args)
+        run.env_id, run.exp_name = str(run.env_id), str(run.exp_name)
+    runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     options.duplicates = len(found) - len(runs)
     check_output(options.output)
     page = options.output / "index.html"
@@ -498,16 +538,24 @@ def main():
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.report", **style)
     parser.add_argument("paths", type=Path, nargs="+", help="run folders, folders of these, or recorded results")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report"), help="folder of the page (default: report)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("report"), help="folder of the page (default: report)"
+    )
     parser.add_argument("--title", default="Open RL Benchmark", help="title of the page (default: Open RL Benchmark)")
-    parser.add_argument("--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss")
-    parser.add_argument("--normalise", default="minmax", help="minmax, reference or a CSV, see above (default: minmax)")
-    parser.add_argument("--videos", type=int, default=6, metavar="N", help="videos of each run, evenly spaced (default: 6)")
+    parser.add_argument(
+        "--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss"
+    )
+    parser.add_argument(
+        "--normalise", default="start", help="start, minmax, reference or a CSV, see above (default: start)"
+    )
+    parser.add_argument(
+        "--videos", type=int, default=6, metavar="N", help="videos of each run, evenly spaced (default: 6)"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     options = parser.parse_args()
     if options.videos < 0:
         fail("--videos must be 0 or more")
-    if options.normalise not in ("minmax", "reference"):
+    if options.normalise not in MODES:
         read_limits(Path(options.normalise))
     page, n = build(options)
     size = page.stat().st_size / 1e6

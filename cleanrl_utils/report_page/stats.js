@@ -1,0 +1,187 @@
+// Statistics over runs and their curves, by the formulas of cleanrl_utils/stats.py and report.py.
+//
+// Python has put the numbers of the view that the page opens with into D.numbers; they fill the cache. Another view's
+// numbers are computed here when it is looked at. Scores come in groups, one array for each environment.
+"use strict";
+
+const D = JSON.parse(document.getElementById("data").textContent);
+
+const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const mean = (values) => sum(values) / values.length;
+const unique = (values) => [...new Set(values)];
+
+const cache = new Map(Object.entries(D.numbers));
+function remembered(key, compute) {
+  if (!cache.has(key)) cache.set(key, compute());
+  return cache.get(key);
+}
+
+// A small seeded generator (mulberry32): the same runs give the same intervals at every visit.
+function generator(seed) {
+  return () => {
+    seed = (seed + 0x6d2b79f5) | 0;
+    let bits = Math.imul(seed ^ (seed >>> 15), 1 | seed);
+    bits = (bits + Math.imul(bits ^ (bits >>> 7), 61 | bits)) ^ bits;
+    return ((bits ^ (bits >>> 14)) >>> 0) / 4294967296;
+  };
+}
+
+function quantile(sorted, q) {
+  const at = q * (sorted.length - 1), low = Math.floor(at);
+  return sorted[low] + (at - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]);
+}
+
+// The 97.5 % quantile of Student's t: a table up to 10 degrees of freedom, then the expansion around the normal one.
+const T = [NaN, 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.306, 2.2622, 2.2281];
+const Z = 1.959964;
+const tQuantile = (df) =>
+  T[df] ?? Z + (Z ** 3 + Z) / (4 * df) + (5 * Z ** 5 + 16 * Z ** 3 + 3 * Z) / (96 * df ** 2);
+
+// What a plain bootstrap interval over groups of so many seeds is too short by.
+function widening(sizes) {
+  const several = sizes.filter((size) => size > 1);
+  if (!several.length) return NaN;
+  const n = mean(several);
+  return (Math.sqrt(n / (n - 1)) * tQuantile(sum(several) - several.length)) / Z;
+}
+
+// [point, low, high] of a statistic of groups of scores; seeds are drawn anew within each group.
+function bootstrap(groups, statistic, reps = 1000) {
+  const random = generator(1), point = statistic(groups), factor = widening(groups.map((group) => group.length));
+  const draw = (group) => group.map(() => group[Math.floor(random() * group.length)]);
+  const samples = Array.from({ length: reps }, () => statistic(groups.map(draw))).sort((a, b) => a - b);
+  const [low, high] = [0.025, 0.975].map((q) => point + (quantile(samples, q) - point) * factor);
+  return [point, low, high];
+}
+
+// The interquartile mean: without the lowest and the highest quarter of all scores.
+function iqm(groups) {
+  const values = groups.flat().sort((a, b) => a - b), cut = Math.floor(values.length / 4);
+  return mean(values.slice(cut, values.length - cut));
+}
+
+// The share of runs that score more than tau, mean over environments.
+const above = (tau) => (groups) =>
+  mean(groups.map((group) => group.filter((score) => score > tau).length / group.length));
+
+// The probability that a run of the first half of the groups beats one of the second, by environment; ties count half.
+function improvement(groups) {
+  const half = groups.length / 2;
+  const wins = (x, y) => mean(x.map((a) => mean(y.map((b) => (Math.sign(a - b) + 1) / 2))));
+  return mean(groups.slice(0, half).map((x, i) => wins(x, groups[half + i])));
+}
+
+// An interval of a probability does not go beyond 0 and 1.
+const clip = ([point, low, high]) => [point, Math.max(0, low), Math.min(1, high)];
+
+// How often each of n seeds is drawn, [counts of one draw after the other], and the probability of each draw: every one
+// that there is up to 6 seeds, some of equal weight beyond.
+const draws = (n) => remembered(`draws ${n}`, () => (n > 6 ? someDraws(n, 500) : allDraws(n)));
+
+function someDraws(n, reps) {
+  const random = generator(n), counts = new Float64Array(reps * n);
+  for (let draw = 0; draw < reps; draw++) {
+    for (let i = 0; i < n; i++) counts[draw * n + Math.floor(random() * n)]++;
+  }
+  return { counts, weights: null };
+}
+
+function allDraws(n) {
+  const factorial = (k) => (k > 1 ? k * factorial(k - 1) : 1), counts = [], weights = [];
+  const fill = (begun, left) => {
+    if (begun.length < n - 1) {
+      for (let k = 0; k <= left; k++) fill([...begun, k], left - k);
+    } else {
+      const full = [...begun, left];
+      counts.push(...full);
+      weights.push(full.reduce((product, k) => product / factorial(k), factorial(n)) / n ** n);
+    }
+  };
+  fill([], n);
+  return { counts: Float64Array.from(counts), weights };
+}
+
+// The means of the draws around the mean of a point's values, with the weights of those draws that hit a value.
+function resampledMeans(values, centre) {
+  const n = values.length, { counts, weights } = draws(n), samples = [], kept = [];
+  const there = values.map((value) => (known(value) ? 1 : 0));
+  const apart = values.map((value) => (known(value) ? value - centre : 0));
+  for (let draw = 0; draw * n < counts.length; draw++) {
+    let total = 0, hits = 0;
+    for (let i = 0; i < n; i++) {
+      total += counts[draw * n + i] * apart[i];
+      hits += counts[draw * n + i] * there[i];
+    }
+    if (!hits) continue;
+    samples.push(total / hits);
+    kept.push(weights?.[draw] ?? 1);
+  }
+  return [samples, kept, Boolean(weights)];
+}
+
+// The interval of the mean at one point of several runs' curves, null where a run has no value: [low, high].
+function meanInterval(values) {
+  const present = values.filter(known), centre = mean(present), factor = widening([present.length]);
+  if (present.length < 2) return [null, null];
+  const [samples, weights, weighted] = resampledMeans(values, centre), mass = sum(weights);
+  const byIndex = () => samples.map((_, i) => i).sort((a, b) => samples[a] - samples[b]);
+  const sorted = weighted ? byIndex() : Float64Array.from(samples).sort();
+  return [0.025, 0.975].map((q) => {
+    if (!weighted) return centre + sorted[Math.max(0, Math.ceil(q * mass - 1e-9) - 1)] * factor;
+    let seen = 0;
+    const found = sorted.find((i) => (seen += weights[i]) >= q * mass - 1e-12) ?? sorted[sorted.length - 1];
+    return centre + samples[found] * factor;
+  });
+}
+
+// ------------------------------------------------------------------------------------------------------------ curves
+// A curve of a run is [end, values]: the means of equal bins from 0 to its end, null where a bin is empty.
+// A view says which: {metric, x: "steps" or "time", smooth: points on either side}.
+
+const centres = (end, n) => Array.from({ length: n }, (_, i) => ((i + 0.5) / n) * end);
+
+// A curve at other places, by straight lines between its points; null before the first and after the last of them.
+function interpolate(x, y, places) {
+  const at = x.map((_, i) => i).filter((i) => known(y[i])), slack = 1e-9 * x[x.length - 1];
+  let i = 0;
+  return places.map((place) => {
+    while (i < at.length - 2 && x[at[i + 1]] < place) i++;
+    const [a, b] = [at[i], at[Math.min(i + 1, at.length - 1)]];
+    if (a === undefined || place < x[a] - slack || place > x[b] + slack) return null;
+    return a === b ? y[a] : y[a] + ((y[b] - y[a]) * (place - x[a])) / (x[b] - x[a]);
+  });
+}
+
+// A moving average over `reach` points on either side, of those that are known.
+function smoothed(values, reach) {
+  if (!reach) return values;
+  const near = (i) => values.slice(Math.max(0, i - reach), i + reach + 1).filter(known);
+  return values.map((value, i) => (known(value) ? mean(near(i)) : value));
+}
+
+function runCurve(run, view) {
+  const curve = run.curves[view.metric]?.[view.x];
+  if (!curve) return null;
+  const [end, values] = curve;
+  return { end, x: centres(end, values.length), y: smoothed(values, view.smooth) };
+}
+
+// Mean and interval of several runs on a common grid, as far as more than half of them go.
+function groupCurve(runs, view) {
+  const own = runs.map((run) => runCurve(run, view)).filter(Boolean);
+  if (!own.length) return null;
+  const end = Math.max(...own.map((curve) => curve.end)), n = Math.max(...own.map((curve) => curve.x.length));
+  const x = centres(end, n), rows = own.map((curve) => interpolate(curve.x, curve.y, x));
+  const columns = x.map((_, i) => rows.map((row) => row[i]));
+  const counts = columns.map((column) => column.filter(known).length);
+  const drawn = (value, i) => (2 * counts[i] > own.length ? value : null);
+  const y = columns.map((column) => mean(column.filter(known))).map(drawn);
+  if (own.length < 2) return { end, x, y, low: [], high: [], counts, of: 1 };
+  const key = `band ${view.metric} ${view.x} ${view.smooth} ${runs.map((run) => run.index)}`;
+  const [low, high] = remembered(key, () => {
+    const pairs = columns.map(meanInterval);
+    return [pairs.map((pair) => pair[0]), pairs.map((pair) => pair[1])];
+  });
+  return { end, x, y, low: low.map(drawn), high: high.map(drawn), counts, of: own.length };
+}
