@@ -359,16 +359,21 @@ def run_ray(matrix_path, board, options):
 # AWS Batch
 
 
+def aws_retries(retries):
+    """What Batch does when an attempt ends."""
+    actions = [
+        {"onExitCode": str(cells.INTERRUPTED), "action": "RETRY"},
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the machine was taken away
+        {"onReason": "*", "action": "EXIT"},
+    ]
+    return {"attempts": max(1, min(10, retries + 1)), "evaluateOnExit": actions}  # Batch tries ten times at most
+
+
 def aws_request(list_path, number, options):
     """The arguments of Batch's submit_job."""
     workdir = options.aws_workdir.rstrip("/")
     words = ["python", "-I", "-S", f"{workdir}/cleanrl_utils/cells.py"]
     words.append(f"{workdir}/{list_path.resolve().relative_to(Path.cwd())}")
-    actions = [  # what happens when an attempt ends; Batch tries ten times at most
-        {"onExitCode": str(cells.INTERRUPTED), "action": "RETRY"},
-        {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the machine was taken away
-        {"onReason": "*", "action": "EXIT"},
-    ]
     request = {
         "jobName": name_of(list_path),
         "jobQueue": options.aws_job_queue,
@@ -376,7 +381,7 @@ def aws_request(list_path, number, options):
         "containerOverrides": {
             "command": ["sh", "-c", f'exec {shlex.join(words)} "${{AWS_BATCH_JOB_ARRAY_INDEX:-0}}"']
         },
-        "retryStrategy": {"attempts": max(1, min(10, options.retries + 1)), "evaluateOnExit": actions},
+        "retryStrategy": aws_retries(options.retries),
     }
     return request | ({"arrayProperties": {"size": number}} if number > 1 else {})
 

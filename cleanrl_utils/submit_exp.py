@@ -1,0 +1,418 @@
+"""Send experiments to AWS Batch; what they write is kept in S3, and Spot machines may be taken away at any time.
+
+    python -m cleanrl_utils.submit_exp --suite benchmark/suites/classic_control.toml \\
+        --bucket BUCKET --queue cleanrl-spot --definition cleanrl-cpu
+    python -m cleanrl_utils.submit_exp --command "python cleanrl/ppo.py --no-cuda" --env-ids CartPole-v1 \\
+        --num-seeds 3 --bucket BUCKET --queue cleanrl-spot --definition cleanrl-cpu --vcpus 1 --memory 2048
+    python -m cleanrl_utils.submit_exp --status s3://BUCKET/cleanrl
+    python -m cleanrl_utils.submit_exp --fetch s3://BUCKET/cleanrl --out runs
+    python -m cleanrl_utils.submit_exp --cancel s3://BUCKET/cleanrl
+
+What is to be run is written as for cleanrl_utils.benchmark. The plan and an estimate of its cost are shown, and the
+question asked, before anything is submitted. Cells that are done, or in a queue, are left alone: the same command again
+submits what is missing. Each cell is run by cleanrl_utils/s3_cells.py. See docs/cloud/submit-experiments.md.
+
+Exit codes: 0 submitted, fetched, cancelled, or every cell is done; 1 some cells failed, or the answer was no; 2 wrong
+usage, or AWS says no; 75 (--status) some cells are still to come.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cleanrl_utils import benchmark, cells, cloud_cost, engines, s3_cells
+
+SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.I)
+SECRET_FLAG = re.compile(r"-.*(key|token|secret|password)", re.I)
+KNOWN_FORMS = r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|\b(hf|ghp|gho|github_pat|glpat|sk|xox[bp])[_-]\w{16,}|-----BEGIN"
+RANDOM_FORMS = r"^([0-9a-f]{40}|[A-Za-z0-9/+]{40})$"  # keys of W&B and of AWS, but also the name of a commit
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NPROC")
+ALIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")  # of a job of Batch
+
+
+def fail(message):
+    print(f"submit_exp: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_secrets(matrix, variables):
+    """Refuse what looks like a secret: requests, lists and logs can be read by many. Its value is not repeated."""
+    advice = "name it in the secrets of the job definition instead (docs/cloud/submit-experiments.md)"
+    ours = {value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8}
+    for name, value in variables.items():
+        if SECRET_NAME.search(name) or re.search(f"{KNOWN_FORMS}|{RANDOM_FORMS}", value) or value in ours:
+            fail(f"--env {name} looks like a secret: {advice}")
+    for cell in matrix:
+        words = [part for word in cell["command"] for part in word.split("=", 1)]
+        for before, word in zip(["", *words], words):
+            named = SECRET_FLAG.fullmatch(before) and not word.startswith("-")
+            if named or re.search(KNOWN_FORMS, word) or any(secret in word for secret in ours):
+                fail(f"the command for {cell['env_id']} seems to hold a secret, after {before}: {advice}")
+
+
+def read_variables(pairs):
+    """--env NAME=VALUE ... as a dictionary. Nothing else of this environment travels."""
+    variables = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            fail(f"--env takes NAME=VALUE, not {name}")
+        variables[name] = value
+    return variables
+
+
+def request_of(url, number, options):
+    """The arguments of Batch's submit_job for a list of cells."""
+    command = ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", f"{options.sync_every:g}"]
+    sizes = {"VCPU": options.vcpus, "MEMORY": options.memory, "GPU": options.gpus}
+    variables = dict.fromkeys(THREADS, str(max(1, int(options.vcpus)))) if options.vcpus else {}
+    variables |= read_variables(options.env)
+    overrides = {
+        "command": command,
+        "environment": [{"name": name, "value": value} for name, value in variables.items()],
+        "resourceRequirements": [{"type": name, "value": f"{size:g}"} for name, size in sizes.items() if size],
+    }
+    request = {
+        "jobName": engines.NAME + Path(url).stem.removeprefix("matrix-"),
+        "jobQueue": options.queue,
+        "jobDefinition": options.definition,
+        "containerOverrides": {name: value for name, value in overrides.items() if value},
+        "retryStrategy": engines.aws_retries(options.retries),
+        "timeout": {"attemptDurationSeconds": max(60, int(options.timeout * 3600))},
+    }
+    return request | ({"arrayProperties": {"size": number}} if number > 1 else {})
+
+
+def lists_of(matrix, bucket, prefix):
+    """Lists of cells for array jobs: (url, cells), under a name that is the same for the same list."""
+    size = engines.LARGEST_AWS_ARRAY
+    for part in [matrix[i : i + size] for i in range(0, len(matrix), size)]:
+        key = hashlib.sha256(json.dumps(part).encode()).hexdigest()[:10]
+        yield f"s3://{bucket}/{prefix}/matrix-{key}.json", part
+
+
+# What is in S3 and in the queues
+
+
+def keys_under(s3, bucket, prefix):
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+def read_all(s3, bucket, keys):
+    """What `read_state` says of many objects."""
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda key: s3_cells.read_state(s3, bucket, key), keys))
+
+
+def read_jobs(s3, bucket, prefix):
+    """The records of what was submitted, oldest first."""
+    records = [state for state, _, _ in read_all(s3, bucket, keys_under(s3, bucket, f"{prefix}/jobs/")) if state]
+    return sorted(records, key=lambda record: record["time"])
+
+
+def known_cells(s3, url):
+    """The bucket, the prefix and the cells of s3://BUCKET/PREFIX, or of one list in it."""
+    bucket, key = s3_cells.split_url(url)
+    if key.endswith(".json"):
+        matrix, prefix = s3_cells.read_matrix(s3, url)
+        return bucket, prefix, matrix
+    found = {}
+    for matrix, _, _ in read_all(s3, bucket, keys_under(s3, bucket, f"{key}/matrix-")):
+        found |= {cell["id"]: cell for cell in matrix["cells"]}
+    if not found:
+        raise ValueError(f"nothing was submitted with {url}")
+    return bucket, key, list(found.values())
+
+
+def survey(s3, batch, bucket, prefix, matrix):
+    """(standing, note, state) of each cell; the standing is done, running, waiting, failed or new."""
+    tasks = {}
+    for record in read_jobs(s3, bucket, prefix):
+        several = len(record["cells"]) > 1
+        tasks |= {cell: f"{record['job']}:{i}" if several else record["job"] for i, cell in enumerate(record["cells"])}
+    states = read_all(s3, bucket, [s3_cells.state_key(prefix, cell["id"]) for cell in matrix])
+    open_tasks = [
+        tasks[cell["id"]]
+        for cell, (state, _, _) in zip(matrix, states)
+        if cell["id"] in tasks and (state or {}).get("state") != "done"
+    ]
+    jobs = engines.aws_states(batch, open_tasks)
+    if jobs is None:
+        print("submit_exp: AWS Batch does not answer; what is in its queues is not known", file=sys.stderr)
+    found = []
+    for cell, (state, _, age) in zip(matrix, states):
+        task = tasks.get(cell["id"])
+        status, reason = (jobs or {}).get(task, ("", ""))
+        how = (state or {}).get("state")
+        if how == "done":
+            standing, note = "done", f"{state.get('seconds', 0) / 3600:.2f} h"
+        elif how == "running" and age < state["lease"] and status not in ("SUCCEEDED", "FAILED"):
+            standing, note = "running", (state.get("log", "").splitlines() or [""])[-1].strip()
+        elif status in ALIVE or (jobs is None and task):
+            standing, note = "waiting", f"job {task} is {status or 'in the queue, maybe'}"
+        elif how == "failed":
+            standing, note = "failed", f"exit code {state['code']}"
+        elif task:
+            standing, note = "failed", f"job {task} is {status} {reason}".strip()
+        else:
+            standing, note = "new", "not submitted"
+        found.append((standing, note, state))
+    return found
+
+
+def show_status(s3, batch, url):
+    bucket, prefix, matrix = known_cells(s3, url)
+    found = survey(s3, batch, bucket, prefix, matrix)
+    for cell, (standing, note, state) in zip(matrix, found):
+        starts = (state or {}).get("starts", 0)
+        print(f"{standing:8} {cell['id']}: {note}" + (f" ({starts} starts)" if starts > 1 else ""))
+        if standing == "failed":
+            print("".join(f"    {line}\n" for line in (state or {}).get("log", "").splitlines()), end="")
+    standings = [standing for standing, _, _ in found]
+    count = {name: standings.count(name) for name in ("done", "running", "waiting", "failed", "new")}
+    print(f"{len(found)} cells: " + ", ".join(f"{number} {name}" for name, number in count.items() if number))
+    return 1 if count["failed"] else 0 if count["done"] == len(found) else cells.INTERRUPTED
+
+
+def fetch(s3, url, out):
+    """Get the run folders, and the records of the cells, as the benchmark runner has them; what is new of them."""
+    bucket, prefix, matrix = known_cells(s3, url)
+    states = read_all(s3, bucket, [s3_cells.state_key(prefix, cell["id"]) for cell in matrix])
+    for cell, (state, _, _) in zip(matrix, states):
+        if not state or not state["files"]:
+            print(f"nothing yet  {cell['id']}")
+            continue
+        note = out / ".benchmark" / cell["id"] / "fetched.json"
+        before = cells.read_json(note) or {}
+        new = {path: key for path, key in state["files"].items() if before.get(path) != key}
+        s3_cells.download(s3, bucket, new, out)
+        for path in before.keys() - state["files"].keys():
+            Path(out, *Path(path).parts[1:]).unlink(missing_ok=True)
+        cells.write_json(note, state["files"])
+        print(f"{state['state']:12} {cell['id']}: {len(new)} new files")
+
+
+def cancel(s3, batch, url, sure):
+    """End what was submitted. The runs write checkpoints: the same cells can be submitted again."""
+    bucket, prefix, matrix = known_cells(s3, url)
+    wanted = {cell["id"] for cell in matrix}
+    jobs = [record["job"] for record in read_jobs(s3, bucket, prefix) if wanted & set(record["cells"])]
+    states = engines.aws_states(batch, jobs)
+    if states is None:
+        fail("AWS Batch does not answer: try aws batch describe-jobs by hand")
+    alive = [job for job in jobs if states[job][0] in ALIVE]
+    print(f"{len(alive)} jobs to end: {' '.join(alive)}")
+    if alive and not sure:
+        confirm("End them?")
+    for job in alive:
+        batch.terminate_job(jobId=job, reason="submit_exp --cancel")
+
+
+# Submission
+
+
+def confirm(question):
+    if not sys.stdin.isatty():
+        fail("there is nobody to ask: say --yes")
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        print("Nothing was done.")
+        sys.exit(1)
+
+
+def check_places(s3, batch, options):
+    """The bucket, queue and definition exist; the vCPUs and GPUs that a cell will have."""
+    s3.head_bucket(Bucket=options.bucket)
+    queues = batch.describe_job_queues(jobQueues=[options.queue])["jobQueues"]
+    if not queues:
+        fail(f"there is no job queue {options.queue} in {batch.meta.region_name}")
+    if queues[0]["state"] != "ENABLED":
+        fail(f"the job queue {options.queue} is {queues[0]['state']}")
+    name = {"jobDefinitions": [options.definition]} if ":" in options.definition else {}
+    name = name or {"jobDefinitionName": options.definition}
+    listed = batch.describe_job_definitions(**name, status="ACTIVE")["jobDefinitions"]
+    if not listed:
+        fail(f"there is no active job definition {options.definition} in {batch.meta.region_name}")
+    container = max(listed, key=lambda found: found["revision"]).get("containerProperties", {})
+    sizes = {entry["type"]: float(entry["value"]) for entry in container.get("resourceRequirements", [])}
+    return options.vcpus or sizes.get("VCPU") or container.get("vcpus") or 1, options.gpus or sizes.get("GPU", 0)
+
+
+def price_of(batch, options, vcpus, gpus):
+    if options.price_per_hour is not None:
+        return options.price_per_hour, f"${options.price_per_hour:g} for a cell and hour (--price-per-hour)"
+    if options.price_per_vcpu_hour is not None:
+        price = options.price_per_vcpu_hour * vcpus
+        return price, f"${price:.4g} for a cell and hour: {vcpus:g} vCPUs (--price-per-vcpu-hour)"
+    price, line = cloud_cost.filed_price(options.prices, options.queue, vcpus, gpus)
+    if price is not None:
+        return price, line
+    advice = f"give --price-per-vcpu-hour, or fill in {options.prices}"
+    if batch is None:
+        return None, f"unknown: {advice}"
+    try:
+        return cloud_cost.asked_price(batch, options.queue, options.instance_type, vcpus, gpus, batch.meta.region_name)
+    except s3_cells.errors() as error:
+        return None, f"unknown: {advice} (AWS: {' '.join(str(error).split())[:200]})"
+
+
+def show_plan(matrix, skipped, measured, batch, options, vcpus, gpus):
+    """What would be submitted, and what it would cost."""
+    say = sys.stderr if options.dry_run else sys.stdout
+    print(f"{len(matrix)} cells for {options.queue} ({options.definition}); not again: {skipped or 'none'}", file=say)
+    attempts = engines.aws_retries(options.retries)["attempts"]
+    print(f"  {attempts} attempts at most, {options.timeout:g} h each; {vcpus:g} vCPUs, {gpus:g} GPUs a cell", file=say)
+    print("Cost estimate:", file=say)
+    local = cloud_cost.local_speeds({cloud_cost.kind(cell) for cell in matrix}, "runs")
+    hours = cloud_cost.hours_of(matrix, measured, local, options.hours_per_cell)
+    price = price_of(batch, options, vcpus, gpus)
+    for line in cloud_cost.lines_of(*hours, *price, attempts, options.timeout):
+        print(line, file=say)
+
+
+def measured_speeds(matrix, found):
+    """(script, environment) -> steps per second of the cells that are done."""
+    rates = {}
+    for cell, (standing, _, state) in zip(matrix, found):
+        steps = cloud_cost.steps_of(cell)
+        if standing == "done" and steps and state.get("seconds"):
+            rates.setdefault(cloud_cost.kind(cell), []).append(steps / state["seconds"])
+    return {pair: sum(values) / len(values) for pair, values in rates.items()}
+
+
+def submit(s3, batch, matrix, options):
+    bucket, prefix = options.bucket, options.prefix.strip("/")
+    vcpus, gpus = check_places(s3, batch, options)
+    found = survey(s3, batch, bucket, prefix, matrix)
+    missing = [cell for cell, (standing, _, _) in zip(matrix, found) if standing in ("new", "failed")]
+    standings = [standing for standing, _, _ in found]
+    counts = [f"{standings.count(name)} {name}" for name in ("done", "running", "waiting") if name in standings]
+    if not missing:
+        print(f"Nothing to submit: {', '.join(counts)}")
+        return
+    show_plan(missing, ", ".join(counts), measured_speeds(matrix, found), batch, options, vcpus, gpus)
+    if not options.yes:
+        confirm("Submit?")
+    for url, part in lists_of(missing, bucket, prefix):
+        s3.put_object(Bucket=bucket, Key=s3_cells.split_url(url)[1], Body=json.dumps({"cells": part}, indent=1))
+        job = batch.submit_job(**request_of(url, len(part), options))["jobId"]
+        record = {"job": job, "queue": options.queue, "time": time.time(), "cells": [cell["id"] for cell in part]}
+        s3.put_object(Bucket=bucket, Key=f"{prefix}/jobs/{job}.json", Body=json.dumps(record, indent=1))
+        print(f"Submitted job {job} with {len(part)} cells: {url}", flush=True)
+    again = f"python -m cleanrl_utils.submit_exp --status s3://{bucket}/{prefix}"
+    print(f"To see what becomes of them: {again}\nTo get the runs: {again.replace('--status', '--fetch')}")
+    print(f"To end them: {again.replace('--status', '--cancel')}")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        prog="python -m cleanrl_utils.submit_exp",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--suite", metavar="FILE", help="a TOML file of commands and environments: benchmark/suites")
+    what.add_argument("--command", default="", help='what to run, such as "python cleanrl/ppo.py --no-cuda"')
+    what.add_argument("--env-ids", nargs="+", default=[], metavar="ID", help="environments to run --command in")
+    what.add_argument("--num-seeds", "--num-seed", type=int, metavar="N", help="seeds per environment (default: 3)")
+    what.add_argument("--start-seed", type=int, metavar="N", help="the first seed (default: 1)")
+    where = parser.add_argument_group("where")
+    where.add_argument("--bucket", default="", help="the bucket of S3 for lists, checkpoints and runs")
+    where.add_argument("--prefix", default="cleanrl", help="of everything in the bucket (default: cleanrl)")
+    where.add_argument("--queue", "--job-queue", default="", metavar="NAME", help="the job queue of AWS Batch")
+    where.add_argument("--definition", "--job-definition", default="", metavar="NAME", help="NAME or NAME:REVISION")
+    where.add_argument("--region", help="default: as for all tools of AWS: AWS_DEFAULT_REGION, ~/.aws/config")
+    how = parser.add_argument_group("how", "sizes of a cell that are not given are those of the job definition")
+    how.add_argument("--vcpus", "--num-vcpu", type=float, metavar="N", help="vCPUs of a cell")
+    how.add_argument("--memory", "--num-memory", type=int, metavar="MIB", help="memory of a cell in MiB")
+    how.add_argument("--gpus", "--num-gpu", type=int, metavar="N", help="GPUs of a cell")
+    how.add_argument("--timeout", "--num-hours", type=float, default=24, metavar="H", help="hours an attempt: 24")
+    how.add_argument("--retries", type=int, default=3, metavar="N", help="after interruptions, 9 at most: 3")
+    how.add_argument("--sync-every", type=float, default=60, metavar="S", help="seconds between copies to S3: 60")
+    how.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE", help="variables of the runs; no secrets")
+    how.add_argument("--yes", action="store_true", help="do not ask")
+    how.add_argument("--dry-run", action="store_true", help="print the requests, with every cell; AWS is not asked")
+    cost = parser.add_argument_group("cost estimate")
+    cost.add_argument("--hours-per-cell", type=float, metavar="H", help="default: from measured speeds")
+    cost.add_argument("--price-per-vcpu-hour", type=float, metavar="USD")
+    cost.add_argument("--price-per-hour", type=float, metavar="USD", help="of a cell")
+    cost.add_argument("--prices", default="cloud/prices.toml", metavar="FILE", help="default: cloud/prices.toml")
+    cost.add_argument("--instance-type", metavar="TYPE", help="to ask AWS for; default: those of the queue")
+    later = parser.add_argument_group("afterwards", "URL is s3://BUCKET/PREFIX, or one list of cells in it")
+    later.add_argument("--status", metavar="URL", help="how the cells stand, and the ends of the logs of failed ones")
+    later.add_argument("--fetch", metavar="URL", help="get the run folders, also of cells that are not done")
+    later.add_argument("-o", "--out", type=Path, default=Path("runs"), metavar="DIR", help="for --fetch: runs")
+    later.add_argument("--cancel", metavar="URL", help="end the jobs; the runs write checkpoints")
+    return parser.parse_args()
+
+
+def check(options):
+    if bool(options.command) != bool(options.env_ids) or not (options.command or options.suite):
+        fail("what to run? --command and --env-ids, or --suite; or --status, --fetch, --cancel")
+    for name in ("bucket", "queue", "definition"):
+        if not getattr(options, name):
+            fail(f"--{name} is missing")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]+", options.bucket) or not options.prefix.strip("/"):
+        fail("--bucket takes the name of a bucket alone, such as my-experiments, and --prefix the rest")
+    positive = {"timeout": options.timeout, "sync-every": options.sync_every, "num-seeds": options.num_seeds}
+    positive |= {"vcpus": options.vcpus, "memory": options.memory, "gpus": options.gpus}
+    for name, value in positive.items():
+        if value is not None and value <= 0:
+            fail(f"--{name} must be above 0")
+    if not 0 <= options.retries <= 9:
+        fail("--retries must be between 0 and 9: Batch tries ten times at most")
+
+
+def main():
+    options = parse_args()
+    url = options.status or options.fetch or options.cancel
+    if not url:
+        check(options)
+        matrix = benchmark.make_cells(options)
+        check_secrets(matrix, read_variables(options.env))
+        if options.dry_run:
+            show_plan(matrix, "", {}, None, options, options.vcpus or 1, options.gpus or 0)
+            for place, part in lists_of(matrix, options.bucket, options.prefix.strip("/")):
+                print(json.dumps(request_of(place, len(part), options), indent=2))
+            return
+    try:
+        known = s3_cells.errors()
+    except ImportError:
+        fail('AWS needs boto3: pip install -e ".[cloud]" or pip install boto3')
+    try:
+        s3, batch = (s3_cells.connect(name, region_name=options.region) for name in ("s3", "batch"))
+        if options.status:
+            sys.exit(show_status(s3, batch, url))
+        elif options.fetch:
+            fetch(s3, url, options.out)
+        elif options.cancel:
+            cancel(s3, batch, url, options.yes)
+        else:
+            submit(s3, batch, matrix, options)
+    except ValueError as error:
+        fail(error)
+    except known as error:
+        fail(explain(error, options))
+
+
+def explain(error, options):
+    """What to do about an error of AWS, in one line."""
+    name, words = type(error).__name__, " ".join(str(error).split())
+    if name == "NoRegionError":
+        return "no region: say --region, or set AWS_DEFAULT_REGION"
+    if "Credential" in name:
+        return f"{words}: log in with `aws configure` or `aws sso login`, or use a machine with a role"
+    code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+    if code in ("404", "NoSuchBucket"):
+        return f"there is no bucket {options.bucket or options.status or options.fetch or options.cancel}"
+    return f"AWS: {words}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,513 @@
+"""submit_exp and its workers against moto's AWS Batch and S3, with real runs that are told to stop, killed and stolen.
+
+Batch itself runs nothing here: what it was asked to run is started as a process, in a folder that is new each time, as
+in a container.
+"""
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, posix, raw_scalars, require, steps
+from test_engines import TINY, wait_for
+
+from cleanrl_utils import cells, cloud_cost, s3_cells, submit_exp
+
+pytestmark = posix
+BUCKET = "experiments"
+SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY00"  # the form of a key, of nobody
+PLACE = "--bucket", BUCKET, "--queue", "spot", "--definition", "cleanrl-cpu"
+
+
+@pytest.fixture(scope="module")
+def aws(request):
+    """moto with a bucket, a queue and a definition: clients, the variables that lead there, and what jobs do."""
+    require("boto3", "moto", "flask", "docker")
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    patch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    request.addfinalizer(server.stop)
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    variables = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET}
+    variables |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in variables.items():
+        patch.setenv(name, value)
+
+    def post(path, body):
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{url}/moto-api/{path}", json.dumps(body).encode(), headers)
+        urllib.request.urlopen(asked, timeout=30).close()
+
+    def jobs(fate):
+        """What becomes of jobs: they "stay" in the queue, or "fail"."""
+        post("config", {"batch": {"use_docker": True}})  # of which there is none
+        how = {"progression": "manual", "times": 10**6} if fate == "stay" else {"progression": "immediate"}
+        post("state-manager/set-transition", {"model_name": "batch::job", "transition": how})
+
+    s3, batch, iam = (boto3.client(name) for name in ("s3", "batch", "iam"))
+    s3.create_bucket(Bucket=BUCKET)
+    role = iam.create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    environment = {"computeEnvironmentName": "here", "type": "UNMANAGED", "state": "ENABLED", "serviceRole": role}
+    arn = batch.create_compute_environment(**environment)["computeEnvironmentArn"]
+    order = [{"order": 1, "computeEnvironment": arn}]
+    batch.create_job_queue(jobQueueName="spot", state="ENABLED", priority=1, computeEnvironmentOrder=order)
+    sizes = [{"type": "VCPU", "value": "2"}, {"type": "MEMORY", "value": "4096"}]
+    container = {"image": "cleanrl", "resourceRequirements": sizes}
+    batch.register_job_definition(jobDefinitionName="cleanrl-cpu", type="container", containerProperties=container)
+    return SimpleNamespace(s3=s3, batch=batch, jobs=jobs, url=url)
+
+
+class Containers:
+    """Starts commands in new folders, each with the variables of a job, its output in log.txt."""
+
+    def __init__(self, folder, prefix, s3):
+        self.folder, self.prefix, self.s3, self.number = folder, prefix, s3, 0
+
+    def start(self, command, index=0, job="", attempt=1, **variables):
+        self.number += 1
+        folder = self.folder / f"container-{self.number}"
+        (folder / "cleanrl").mkdir(parents=True)
+        (folder / "tiny.py").write_text(TINY)
+        shutil.copy(ROOT / "cleanrl/ppo.py", folder / "cleanrl")
+        env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        env |= {"AWS_BATCH_JOB_ARRAY_INDEX": str(index)}
+        env |= {"AWS_BATCH_JOB_ID": f"{job}:{index}", "AWS_BATCH_JOB_ATTEMPT": str(attempt)} if job else {}
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        with (folder / "output.txt").open("w") as log:
+            pipes = {"stdout": log, "stderr": subprocess.STDOUT, "cwd": folder, "env": env | variables}
+            process = subprocess.Popen([str(word) for word in command], **pipes, start_new_session=True)
+        process.folder, process.log = folder, (folder / "output.txt").read_text
+        return process
+
+    def put(self, *matrix):
+        """Write a list of cells to S3 and return the command that a container would be given."""
+        self.matrix, url = matrix, f"s3://{BUCKET}/{self.prefix}/matrix-0.json"
+        self.s3.put_object(Bucket=BUCKET, Key=f"{self.prefix}/matrix-0.json", Body=json.dumps({"cells": matrix}))
+        return ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", "0.3"]
+
+    def state(self, index=0):
+        return s3_cells.read_state(self.s3, BUCKET, s3_cells.state_key(self.prefix, self.matrix[index]["id"]))[0] or {}
+
+    def check_objects(self):
+        """What is in S3 is what the states name, no more and no less."""
+        named = {key for i in range(len(self.matrix)) for key in self.state(i).get("files", {}).values()}
+        found = submit_exp.keys_under(self.s3, BUCKET, f"{self.prefix}/cells/")
+        assert {key for key in found if not key.endswith("/state.json")} == named
+
+
+@pytest.fixture
+def containers(aws, tmp_path, monkeypatch):
+    place = tmp_path / "here"
+    place.mkdir()
+    (place / "tiny.py").write_text(TINY)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return Containers(tmp_path, re.sub(r"\W", "-", tmp_path.name), aws.s3)
+
+
+def call(*argv, code=0, **variables):
+    """What submit_exp prints in this folder, with a change of variables; None removes one."""
+    import boto3
+
+    printed, found = io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+        patch.setattr(sys, "argv", ["submit_exp", *map(str, argv)])
+        patch.setattr(boto3, "DEFAULT_SESSION", None)  # which knows the variables of before
+        for name, value in variables.items():
+            patch.delenv(name) if value is None else patch.setenv(name, value)
+        try:
+            submit_exp.main()
+        except SystemExit as end:
+            found = end.code or 0
+    assert found == code, f"exit code {found}, not {code}:\n{printed.getvalue()}"
+    return printed.getvalue()
+
+
+def checkpoint_of(containers, process):
+    """The key of the checkpoint in S3, once a worker is at it."""
+    assert process.poll() is None, process.log()
+    files = containers.state().get("files", {})
+    return next((key for path, key in files.items() if path.endswith("checkpoint.pt")), None)
+
+
+def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
+    """SIGTERM, then kill -9 of everything: each time a new container goes on, and no metric is lost or doubled."""
+    require("torch", "gymnasium", "tyro")
+    total, size = 40960, 512
+    monkeypatch.chdir(ROOT)
+    command = f"python cleanrl/ppo.py --no-cuda --total-timesteps {total} --checkpoint-freq 1024"
+    command = containers.put(cells.make_cell(command, "CartPole-v1", 1))
+    monkeypatch.chdir(tmp_path)
+
+    first = containers.start(command, job="job", attempt=1)
+    key = wait_for(lambda: checkpoint_of(containers, first), "checkpoint")
+    wait_for(lambda: checkpoint_of(containers, first) != key, "another checkpoint")
+    first.terminate()
+    assert first.wait(60) == 75, first.log()
+    state = containers.state()
+    assert state["state"] == "interrupted" and state["code"] == 75 and "Stopped at step" in state["log"]
+    containers.check_objects()
+
+    second = containers.start(command, job="job", attempt=2)
+    key = wait_for(lambda: checkpoint_of(containers, second), "checkpoint")
+    wait_for(lambda: checkpoint_of(containers, second) != key, "another checkpoint")
+    os.killpg(second.pid, signal.SIGKILL)  # the machine is gone, and what it did since the last copy
+    second.wait()
+    assert containers.state()["state"] == "running"
+
+    third = containers.start(command, job="job", attempt=3)
+    assert third.wait(120) == 0, third.log()
+    assert "--resume runs/CartPole-v1__ppo__1__" in third.log() and "done: s3://" in third.log()
+    state = containers.state()
+    assert (state["state"], state["starts"], state["code"]) == ("done", 3, 0)
+    containers.check_objects()
+
+    before = call("--fetch", f"s3://{BUCKET}/{containers.prefix}", "--out", "fetched")
+    assert re.search(r"done +CartPole-v1__ppo__1__\w+: \d+ new files", before)
+    (folder,) = Path("fetched").glob("CartPole*")
+    for path in folder.rglob("*"):
+        assert path.read_bytes() == (third.folder / "runs" / folder.name / path.name).read_bytes()
+    found = steps(raw_scalars(folder))
+    assert found["losses/value_loss"] == list(range(size, total + 1, size))
+    assert all(len(set(values)) == len(values) for values in found.values())
+    assert len(list(folder.glob("events*"))) == 3
+    done = cells.read_json(next(Path("fetched/.benchmark").glob("*/done.json")))
+    assert done["attempts"] == 3 and done["run_dir"] == f"runs/{folder.name}"
+    assert "0 new files" in call("--fetch", f"s3://{BUCKET}/{containers.prefix}/matrix-0.json", "--out", "fetched")
+
+    fourth = containers.start(command)
+    assert fourth.wait(30) == 0 and "Done before" in fourth.log() and not list(fourth.folder.glob("runs/Cart*"))
+
+
+def test_two_workers_on_a_cell(containers):
+    """One that is alive keeps its cell. One that was frozen for longer than its lease loses it, and changes nothing."""
+    command = containers.put(cells.make_cell("python tiny.py --steps 60", "long", 1))
+    first = containers.start(command)
+    wait_for(lambda: containers.state().get("state") == "running", "first worker")
+    second = containers.start(command)
+    assert second.wait(30) == 1 and "being run by" in second.log(), second.log()
+    assert not list(second.folder.glob("*.journal")) and first.poll() is None
+
+    os.killpg(first.pid, signal.SIGSTOP)
+    third = containers.start(command)
+    assert third.wait(60) == 0, third.log()
+    assert "Waiting for a sign of life" in third.log()
+    state = containers.state()
+    os.killpg(first.pid, signal.SIGCONT)
+    assert first.wait(30) == 1 and "taken over by" in first.log(), first.log()
+    assert containers.state() == state and state["state"] == "done"
+    containers.check_objects()
+
+
+def test_a_start_without_its_files_changes_none(containers):
+    """A worker that cannot get all files, or is told to stop before it has them, leaves those in S3 as they are."""
+    command = containers.put(cells.make_cell("python tiny.py --steps 300", "long", 1))
+    first = containers.start(command)
+    wait_for(lambda: list(first.folder.glob("runs/long*/command.txt")) and containers.state(), "run")
+    first.terminate()
+    assert first.wait(30) == 75, first.log()
+    files = containers.state()["files"]
+    (name,) = (path for path in files if path.endswith("checkpoint.txt"))
+    body = containers.s3.get_object(Bucket=BUCKET, Key=files[name])["Body"].read()
+    containers.s3.delete_object(Bucket=BUCKET, Key=files[name])
+    second = containers.start(command)
+    assert second.wait(30) == 75 and "404" in second.log(), second.log()
+    assert containers.state()["files"] == files and not list(second.folder.glob("*.journal"))
+
+    containers.s3.put_object(Bucket=BUCKET, Key=files[name], Body=body)
+    slow = "import os, signal; from cleanrl_utils import s3_cells; get = s3_cells.download\n"
+    slow += "s3_cells.download = lambda *args: (get(*args), os.kill(os.getpid(), signal.SIGTERM))\ns3_cells.main()"
+    third = containers.start(["python", "-c", slow, *command[3:]], job="job")
+    assert third.wait(60) == 75, third.log()
+    state = containers.state()
+    assert state["files"] == files and state["state"] == "interrupted" and state["starts"] == 3
+
+
+@contextmanager
+def answering(answer):
+    """A server on this machine: answer(method, path, body) -> (status, bytes)."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            size = int(self.headers.get("Content-Length") or 0)
+            status, body = answer(self.command, self.path, self.rfile.read(size))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PUT = do_POST = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_spot_notice(containers):
+    """Two minutes before a Spot machine is taken, its metadata say so: the run stops in good time."""
+    taken = []
+
+    def metadata(method, path, body):
+        if method == "PUT" and path == "/latest/api/token":
+            return 200, b"token"
+        return (200, b'{"action": "terminate"}') if taken else (404, b"")
+
+    command = containers.put(cells.make_cell("python tiny.py --steps 300", "long", 1))
+    with answering(metadata) as url:
+        worker = containers.start(command, job="job", AWS_EC2_METADATA_SERVICE_ENDPOINT=url)
+        wait_for(lambda: list(worker.folder.glob("long-1.journal")), "run")
+        taken.append(True)
+        assert worker.wait(30) == 75 and "about to be taken away" in worker.log(), worker.log()
+    assert any(path.endswith("checkpoint.txt") for path in containers.state()["files"])
+
+
+def test_failures_are_told_apart(containers):
+    """A run that fails is not tried again, one that is killed is; another text of the script is another experiment."""
+    other = cells.make_cell("python tiny.py", "quick", 1) | {"script_sha": "0" * 64}
+    command = containers.put(
+        cells.make_cell("python tiny.py", "fail", 1), cells.make_cell("python tiny.py --steps 300", "long", 1), other
+    )
+    failing, killed, changed = (containers.start(command, index) for index in range(3))
+    assert failing.wait(30) == 1 and "seed 1 fails on purpose" in failing.log(), failing.log()
+    assert containers.state(0)["state"] == "failed" and "fails on purpose" in containers.state(0)["log"]
+    assert changed.wait(30) == 2 and "build and push it anew" in changed.log(), changed.log()
+    journal = killed.folder / "long-1.journal"
+    wait_for(lambda: journal.exists() and "step 2" in journal.read_text(), "step")
+    os.kill(int(re.findall(r"start (\d+)", journal.read_text())[0]), signal.SIGKILL)
+    assert killed.wait(30) == 75 and containers.state(1)["state"] == "interrupted", killed.log()
+    absent = containers.start([*command[:3], f"s3://{BUCKET}/absent/matrix-0.json"])
+    assert absent.wait(30) == 2 and "there is no s3://" in absent.log()
+
+
+def test_a_lost_answer(containers):
+    """S3 did what it was asked, but its answer was lost, and the second try meets our own first one."""
+    from botocore.exceptions import ClientError
+
+    class Client:
+        def __init__(self, s3):
+            self.s3 = s3
+
+        def __getattr__(self, name):
+            return getattr(self.s3, name)
+
+        def put_object(self, **request):
+            self.s3.put_object(**request)
+            raise ClientError({"Error": {"Code": "PreconditionFailed"}}, "PutObject")
+
+    claim = s3_cells.Claim(Client(containers.s3), BUCKET, f"{containers.prefix}/cells/x", Path("none"), 60)
+    assert claim.take()
+    claim.put(code=1)
+    other = s3_cells.Claim(containers.s3, BUCKET, f"{containers.prefix}/cells/x", Path("none"), 0)
+    other.state, other.etag, _ = s3_cells.read_state(containers.s3, BUCKET, f"{containers.prefix}/cells/x/state.json")
+    assert other.state["code"] == 1 and other.state["version"] == 2
+    other.put(code=2)
+    with pytest.raises(s3_cells.Lost):
+        claim.put(code=3)
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+for number in range(10**9):
+    (folder / f"part-{number}").write_text("x")
+    (folder / "unfinished.tmp").write_text(str(number))
+    os.replace(folder / "unfinished.tmp", folder / "checkpoint.pt")
+    (folder / f"part-{number - 1}").unlink(missing_ok=True)
+"""
+
+
+def test_snapshots_are_of_one_moment(tmp_path):
+    """Whenever it is taken, a snapshot has the files that its checkpoint needs."""
+    run_dir, record = tmp_path / "run", tmp_path / "record"
+    run_dir.mkdir()
+    record.mkdir()
+    with subprocess.Popen([sys.executable, "-c", WRITER, run_dir]) as writer:
+        try:
+            wait_for(lambda: (run_dir / "checkpoint.pt").exists(), "checkpoint")
+            seen = set()
+            for _ in range(300):
+                links, stamp = s3_cells.snapshot(record, run_dir, tmp_path / "links")
+                names = {Path(path).name: link for path, (_, link) in links.items()}
+                number = names["checkpoint.pt"].read_text()
+                seen.add(number)
+                assert f"part-{number}" in names and "unfinished.tmp" not in names and "checkpoint.pt" in stamp
+        finally:
+            writer.kill()
+    assert len(seen) > 10
+
+
+def test_submission(aws, containers):
+    """A suite, from the plan to the fetched runs; no secret of this machine is in anything that leaves it."""
+    from moto.batch.models import batch_backends
+
+    prefix, url = containers.prefix, f"s3://{BUCKET}/{containers.prefix}"
+    flags = "--command", "python tiny.py", "--env-ids", "quick", "fail", "--num-seeds", 2, *PLACE, "--prefix", prefix
+    secrets = {"WANDB_API_KEY": "f" * 40, "HF_TOKEN": "hf_" + "a" * 34}
+    planned = json.loads(re.search(r"(?ms)^\{$.*", call(*flags, "--dry-run", AWS_ENDPOINT_URL="http://127.0.0.1:9"))[0])
+    aws.jobs("stay")
+    assert "say --yes" in call(*flags, code=2)
+    assert not submit_exp.keys_under(aws.s3, BUCKET, prefix)
+    printed = call(*flags, "--yes", "--price-per-vcpu-hour", 0.5, "--hours-per-cell", 2, **secrets)
+    assert "estimate: 8.0 h x $1 = $8.00" in printed and "4 cells x 4 attempts x 24 h x $1 = $384.00" in printed
+    (job,) = re.findall(r"Submitted job (\S+) with 4 cells", printed)
+    (described,) = aws.batch.describe_jobs(jobs=[job])["jobs"]
+    assert described["container"]["command"] == planned["containerOverrides"]["command"]
+    assert planned["arrayProperties"] == {"size": 4} and planned["jobName"] == described["jobName"]
+    actions = planned["retryStrategy"]["evaluateOnExit"]
+    assert planned["retryStrategy"]["attempts"] == 4 and actions[0] == {"onExitCode": "75", "action": "RETRY"}
+    assert planned["timeout"] == {"attemptDurationSeconds": 86400}
+
+    assert "Nothing to submit: 4 waiting" in call(*flags, "--yes")
+    assert "4 cells: 4 waiting" in call("--status", url, code=75)
+    for index in range(4):
+        worker = containers.start(described["container"]["command"], index, job, **secrets)
+        assert worker.wait(60) == (0 if index < 2 else 1), worker.log()
+
+    def ended(task):
+        return aws.batch.describe_jobs(jobs=[task])["jobs"][0]["status"] == "FAILED"
+
+    aws.jobs("fail")
+    wait_for(lambda: ended(f"{job}:3"), "end of the job")
+    status = call("--status", url, code=1)
+    assert "4 cells: 2 done, 2 failed" in status and "    seed 2 fails on purpose" in status
+    fetched = call("--fetch", url)
+    assert fetched.count("new files") == 4 and len(list(Path("runs").glob("quick__tiny__*/command.txt"))) == 2
+    assert cells.is_done(next(Path("runs/.benchmark").glob("quick__tiny__1__*")))
+
+    aws.jobs("stay")
+    printed += call(*flags, "--yes")
+    assert "2 cells for spot (cleanrl-cpu); not again: 2 done" in printed
+    assert "say --yes" in call("--cancel", url, code=2)
+    (job,) = re.findall(r"Submitted job (\S+) with 2 cells", printed)
+    assert not ended(job) and job in call("--cancel", url, "--yes")
+    assert batch_backends["123456789012"]["us-east-1"].get_job_by_id(job).stop  # all that moto does about it
+    everything = printed + status + fetched + json.dumps(described, default=str) + json.dumps(planned)
+    for key in submit_exp.keys_under(aws.s3, BUCKET, prefix):
+        everything += aws.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read().decode(errors="replace")
+    for value in (SECRET, "AKIAIOSFODNN7EXAMPLE", *secrets.values()):
+        assert value not in everything
+
+
+def test_what_is_refused(aws, containers):
+    flags = "--command", "python tiny.py", "--env-ids", "quick", *PLACE, "--prefix", containers.prefix, "--yes"
+    for variable in (
+        f"NOTE={SECRET}",
+        "MY_API_KEY=12345678",
+        "A_TOKEN=87654321",
+        "X=hf_" + "a" * 30,
+        "X=AKIAIOSFODNN7EXAMPLE",
+    ):
+        printed = call(*flags, "--env", variable, code=2)
+        assert "looks like a secret" in printed and variable.split("=")[1] not in printed
+    assert "seems to hold a secret" in call(*flags, "--command", "python tiny.py --api-key 123", code=2)
+    assert "seems to hold a secret" in call(*flags, "--command", f"python tiny.py --x={SECRET}", code=2)
+    assert "NAME=VALUE" in call(*flags, "--env", "WORD", code=2)
+    assert "no job queue absent in us-east-1" in call(*flags, "--queue", "absent", code=2)
+    assert "no active job definition absent" in call(*flags, "--definition", "absent", code=2)
+    assert "there is no bucket absent" in call(*flags, "--bucket", "absent", code=2)
+    assert "no region" in call(*flags, code=2, AWS_DEFAULT_REGION=None, HOME="/none")
+    keys = dict.fromkeys(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+    assert "redentials" in call(*flags, code=2, **keys, HOME="/none")
+    assert "--bucket takes" in call(*flags, "--bucket", "s3://x/y", code=2)
+    assert "--retries must be" in call(*flags, "--retries", 10, code=2)
+    assert "nothing was submitted" in call("--status", f"s3://{BUCKET}/none", code=2)
+    assert "not of the form s3://" in call("--fetch", BUCKET, code=2)
+    assert "what to run?" in call(*PLACE, code=2)
+    assert not submit_exp.keys_under(aws.s3, BUCKET, containers.prefix)
+    Path("boto3.py").write_text("raise ImportError")
+    shutil.copytree(ROOT / "cleanrl_utils", "cleanrl_utils")
+    command = [sys.executable, "-m", "cleanrl_utils.submit_exp", *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and 'pip install -e ".[cloud]"' in done.stderr and "Traceback" not in done.stderr
+    with pytest.raises(ValueError, match="not in runs/"):
+        s3_cells.download(aws.s3, BUCKET, {"runs/../../x": "key"}, Path("out"))
+
+
+def test_hours_come_from_measured_speeds(tmp_path, monkeypatch):
+    """Those of cells in S3 before those of this machine, of the same environment before others; gaps are named."""
+    require("tensorboard")
+    monkeypatch.chdir(ROOT)
+    quick, slow, other = (
+        cells.make_cell(command, "CartPole-v1", 1)
+        for command in (
+            "python cleanrl/ppo.py --total-timesteps 36000",
+            "python cleanrl/ppo.py",
+            "python cleanrl/dqn.py",
+        )
+    )
+    assert [cloud_cost.steps_of(cell) for cell in (quick, slow)] == [36000, 500_000]
+    hours, line = cloud_cost.hours_of([quick, slow], {}, {("ppo.py", "Acrobot-v1"): 10.0})
+    assert hours == [1.0, 500 / 36] and "14.9 h in all (steps / speed of runs of this machine" in line
+    known = {("ppo.py", "CartPole-v1"): 20.0, ("ppo.py", "Acrobot-v1"): 5.0}
+    hours, line = cloud_cost.hours_of([quick, other], known, {("ppo.py", "CartPole-v1"): 1.0})
+    assert hours == [0.5, None] and "no measured speed for 1 cells of dqn.py" in line
+    lines = list(cloud_cost.lines_of(hours, line, 0.1, "price", 4, 24))
+    assert lines[2] == "  estimate: 0.5 h x $0.1 + 1 cells x unknown hours x $0.1, so more than $0.05"
+    lines = list(cloud_cost.lines_of([0.5], line, None, "unknown", 4, 24))
+    assert lines[2] == "  estimate: 0.5 h x unknown" and "1 cells x 4 attempts x 24 h x unknown, if" in lines[3]
+
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = tmp_path / "CartPole-v1__ppo__1__1"
+    with SummaryWriter(folder) as writer:
+        writer.add_scalar("charts/SPS", 100, 1)
+        writer.add_scalar("charts/SPS", 300, 2)
+    (folder / "ppo.py").touch()
+    (folder / "args.json").write_text('{"env_id": "CartPole-v1"}')
+    assert cloud_cost.local_speeds({cloud_cost.kind(quick)}, tmp_path) == {("ppo.py", "CartPole-v1"): 300.0}
+    assert cloud_cost.local_speeds({cloud_cost.kind(other)}, tmp_path) == {}
+
+
+def test_prices_are_looked_up_and_never_made_up(aws, tmp_path, monkeypatch):
+    prices = tmp_path / "prices.toml"
+    shipped = cloud_cost.filed_price(ROOT / "cloud/prices.toml", "cleanrl-spot", 2, 0)
+    assert shipped == (None, "") and cloud_cost.filed_price(prices, "spot", 2, 0) == (None, "")
+    prices.write_text('date = "2026-11-16"\n[per_vcpu_hour]\nspot = 0.25\n[per_gpu_hour]\nspot = 3\n')
+    price, line = cloud_cost.filed_price(prices, "spot", 2, 0)
+    assert price == 0.5 and "no source, 2026-11-16: check it" in line
+    assert cloud_cost.filed_price(prices, "spot", 2, 1)[0] == 3
+
+    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["c5.large", "c5.xlarge"], True))
+    price, line = cloud_cost.asked_price(None, "spot", None, 2, 0, "us-east-1")
+    assert price == 1e-5 and "1 of a c5.large at $1e-05 (highest Spot price" in line  # moto's price of anything
+    assert cloud_cost.asked_price(None, "spot", "c5.xlarge", 2, 0, "us-east-1")[0] == 5e-6
+    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["optimal"], True))
+    assert cloud_cost.asked_price(None, "spot", None, 2, 0, "us-east-1")[0] is None
+
+    def price_list(method, path, body):
+        assert {"Type": "TERM_MATCH", "Field": "instanceType", "Value": "g5.12xlarge"} in json.loads(body)["Filters"]
+        dimension = {"pricePerUnit": {"USD": "8.0000"}}
+        product = {"terms": {"OnDemand": {"x": {"priceDimensions": {"y": dimension}}}}}
+        return 200, json.dumps({"PriceList": [json.dumps(product)]}).encode()
+
+    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["g5.12xlarge"], False))
+    with answering(price_list) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
+        price, line = cloud_cost.asked_price(None, "gpu", None, 8, 1, "us-east-1")
+    assert price == 2.0 and "0.25 of a g5.12xlarge at $8 (on-demand price list" in line
