@@ -58,7 +58,7 @@ def connect(service, **options):
     from botocore.config import Config
 
     retries = {"mode": "standard", "total_max_attempts": 5}
-    return boto3.client(service, config=Config(retries=retries, connect_timeout=10), **options)
+    return boto3.client(service, config=Config(retries=retries, connect_timeout=10, max_pool_connections=32), **options)
 
 
 def errors():
@@ -303,7 +303,7 @@ def watch(claim, over, sync_every):
                 print(f"s3_cells: {error}: stopping", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-            except (OSError, *errors()) as error:
+            except Exception as error:  # whatever it is, the run goes on
                 print(f"s3_cells: not in S3 yet, next time maybe: {error}", file=sys.stderr, flush=True)
             synced = time.monotonic()
 
@@ -333,7 +333,6 @@ def work(s3, url, index, sync_every):
     matrix, prefix = read_matrix(s3, url)
     cell, bucket = matrix[index], split_url(url)[0]
     RECORDS.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, interrupt)  # until there is a run that can be told to stop
     claim = Claim(s3, bucket, f"{prefix}/cells/{cell['id']}", RECORDS / cell["id"], LEASE * sync_every)
     if not claim.take():
         print(f"Done before: {cell['id']}")
@@ -367,6 +366,7 @@ def main():
     parser.add_argument("index", type=int, nargs="?", help="the cell (default: $AWS_BATCH_JOB_ARRAY_INDEX or 0)")
     parser.add_argument("--sync-every", type=float, default=60, metavar="S", help="seconds (default: 60)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, interrupt)  # until there is a run that can be told to stop
     index = options.index if options.index is not None else int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX") or 0)
     try:
         known = errors()

@@ -71,7 +71,13 @@ def aws(request):
     sizes = [{"type": "VCPU", "value": "2"}, {"type": "MEMORY", "value": "4096"}]
     container = {"image": "cleanrl", "resourceRequirements": sizes}
     batch.register_job_definition(jobDefinitionName="cleanrl-cpu", type="container", containerProperties=container)
-    return SimpleNamespace(s3=s3, batch=batch, jobs=jobs, url=url)
+    ec2 = boto3.client("ec2")
+    network = {"subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]]}
+    network["securityGroupIds"] = [ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]]
+    iam.create_instance_profile(InstanceProfileName="batch")
+    iam.add_role_to_instance_profile(InstanceProfileName="batch", RoleName="batch")
+    profile = iam.get_instance_profile(InstanceProfileName="batch")["InstanceProfile"]["Arn"]
+    return SimpleNamespace(s3=s3, batch=batch, jobs=jobs, role=role, network=network, profile=profile)
 
 
 class Containers:
@@ -175,6 +181,7 @@ def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
     third = containers.start(command, job="job", attempt=3)
     assert third.wait(120) == 0, third.log()
     assert "--resume runs/CartPole-v1__ppo__1__" in third.log() and "done: s3://" in third.log()
+    assert "Waiting" not in third.log()  # Batch begins the next attempt of a job when the one before has ended
     state = containers.state()
     assert (state["state"], state["starts"], state["code"]) == ("done", 3, 0)
     containers.check_objects()
@@ -493,12 +500,20 @@ def test_prices_are_looked_up_and_never_made_up(aws, tmp_path, monkeypatch):
     assert price == 0.5 and "no source, 2026-11-16: check it" in line
     assert cloud_cost.filed_price(prices, "spot", 2, 1)[0] == 3
 
-    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["c5.large", "c5.xlarge"], True))
-    price, line = cloud_cost.asked_price(None, "spot", None, 2, 0, "us-east-1")
+    def queue(name, kind, *types):
+        resources = {"type": kind, "minvCpus": 0, "maxvCpus": 4, "instanceTypes": list(types)}
+        resources |= aws.network | {"instanceRole": aws.profile}
+        environment = {"computeEnvironmentName": name, "type": "MANAGED", "state": "ENABLED", "serviceRole": aws.role}
+        arn = aws.batch.create_compute_environment(**environment, computeResources=resources)["computeEnvironmentArn"]
+        order = [{"order": 1, "computeEnvironment": arn}]
+        aws.batch.create_job_queue(jobQueueName=name, state="ENABLED", priority=1, computeEnvironmentOrder=order)
+
+    queue("two", "SPOT", "c5.large", "c5.xlarge")
+    price, line = cloud_cost.asked_price(aws.batch, "two", None, 2, 0, "us-east-1")
     assert price == 1e-5 and "1 of a c5.large at $1e-05 (highest Spot price" in line  # moto's price of anything
-    assert cloud_cost.asked_price(None, "spot", "c5.xlarge", 2, 0, "us-east-1")[0] == 5e-6
-    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["optimal"], True))
-    assert cloud_cost.asked_price(None, "spot", None, 2, 0, "us-east-1")[0] is None
+    assert cloud_cost.asked_price(aws.batch, "two", "c5.xlarge", 2, 0, "us-east-1")[0] == 5e-6
+    price, line = cloud_cost.asked_price(aws.batch, "spot", None, 2, 0, "us-east-1")
+    assert price is None and "give --instance-type or a price" in line
 
     def price_list(method, path, body):
         assert {"Type": "TERM_MATCH", "Field": "instanceType", "Value": "g5.12xlarge"} in json.loads(body)["Filters"]
@@ -506,8 +521,8 @@ def test_prices_are_looked_up_and_never_made_up(aws, tmp_path, monkeypatch):
         product = {"terms": {"OnDemand": {"x": {"priceDimensions": {"y": dimension}}}}}
         return 200, json.dumps({"PriceList": [json.dumps(product)]}).encode()
 
-    monkeypatch.setattr(cloud_cost, "machines_of", lambda batch, queue: (["g5.12xlarge"], False))
+    queue("gpu", "EC2", "g5.12xlarge")
     with answering(price_list) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
-        price, line = cloud_cost.asked_price(None, "gpu", None, 8, 1, "us-east-1")
+        price, line = cloud_cost.asked_price(aws.batch, "gpu", None, 8, 1, "us-east-1")
     assert price == 2.0 and "0.25 of a g5.12xlarge at $8 (on-demand price list" in line
