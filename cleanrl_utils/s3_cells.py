@@ -159,6 +159,10 @@ def log_end(record):
     return "\n".join(text.replace("\r", "\n").splitlines()[-12:])[-4000:]
 
 
+def name_of(owner):
+    return f"{owner['job'] or owner['token']} on {owner['host']}"
+
+
 class Claim:
     """A cell in S3 and the right to change it, which is lost when somebody else does."""
 
@@ -189,7 +193,7 @@ class Claim:
                 self.etag = etag  # our own write, of which the answer was lost
                 break
             if (found or {}).get("version", 0) != self.state["version"]:
-                raise Lost(f"taken over by {(found or {}).get('owner')}")
+                raise Lost(f"taken over by {name_of(found['owner']) if found else 'nobody, but removed'}")
         self.state = state
 
     def take(self):
@@ -201,9 +205,9 @@ class Claim:
                 return False
             if state and state["state"] == "running" and age < state["lease"] and not self.follows(state["owner"]):
                 if seen not in (None, state["version"]):
-                    raise Lost(f"it is being run by {state['owner']}")
+                    raise Lost(f"it is being run by {name_of(state['owner'])}")
                 if seen is None:
-                    print(f"Waiting for a sign of life of {state['owner']}, {state['lease']:.0f} s at most", flush=True)
+                    print(f"{name_of(state['owner'])} had it: {state['lease']:.0f} s for a sign of life", flush=True)
                 seen = state["version"]
                 time.sleep(min(5.0, state["lease"] / 10))
                 continue
@@ -226,6 +230,7 @@ class Claim:
         pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{self.folder}/")
         found = {item["Key"] for page in pages for item in page.get("Contents", [])}
         self.objects = found - {f"{self.folder}/state.json"}
+        self.put()  # still ours, so nothing that was listed is from a worker after us
         self.tidy()
 
     def tidy(self):
@@ -276,12 +281,23 @@ def spot_notice():
         return None
 
 
+def listen(over):
+    """Stop the run when the machine is about to be taken away; not in `watch`, as sending files may take minutes."""
+    while not over.wait(5):
+        notice = spot_notice()
+        if notice:
+            print("This machine is about to be taken away: stopping", flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        if notice is not False:
+            return
+
+
 def watch(claim, over, sync_every):
-    """While the run goes on: show its log, send its files, and look out for who would take the cell or the machine."""
-    log, ask, begun = claim.record / "log.txt", "AWS_BATCH_JOB_ID" in os.environ, time.monotonic()
-    shown, synced, asked = log.stat().st_size if log.exists() else 0, begun, begun
+    """While the run goes on: show its log, send its files, and stop it if another worker has taken the cell."""
+    log, synced = claim.record / "log.txt", time.monotonic()
+    shown = log.stat().st_size if log.exists() else 0
     while True:
-        ended, now = over.wait(min(1.0, sync_every)), time.monotonic()
+        ended = over.wait(min(1.0, sync_every))
         if log.exists():
             with log.open("rb") as file:
                 file.seek(shown)
@@ -290,13 +306,7 @@ def watch(claim, over, sync_every):
             print(new.decode(errors="replace"), end="", flush=True)
         if ended:
             return
-        if ask and now - asked >= 5:
-            asked, notice = now, spot_notice()
-            ask = notice is False
-            if notice:
-                print("This machine is about to be taken away: stopping", flush=True)
-                os.kill(os.getpid(), signal.SIGTERM)
-        if now - synced >= sync_every:
+        if time.monotonic() - synced >= sync_every:
             try:
                 claim.sync()
             except Lost as error:
@@ -319,6 +329,8 @@ def run(claim, cell, sync_every):
     try:
         claim.fetch()
         watcher.start()
+        if "AWS_BATCH_JOB_ID" in os.environ:
+            threading.Thread(target=listen, args=[over], daemon=True).start()
         return cells.run_cell(cell, claim.record)
     except SystemExit:
         return None

@@ -181,7 +181,7 @@ def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
     third = containers.start(command, job="job", attempt=3)
     assert third.wait(120) == 0, third.log()
     assert "--resume runs/CartPole-v1__ppo__1__" in third.log() and "done: s3://" in third.log()
-    assert "Waiting" not in third.log()  # Batch begins the next attempt of a job when the one before has ended
+    assert "sign of life" not in third.log()  # Batch begins the next attempt of a job when the one before has ended
     state = containers.state()
     assert (state["state"], state["starts"], state["code"]) == ("done", 3, 0)
     containers.check_objects()
@@ -215,7 +215,7 @@ def test_two_workers_on_a_cell(containers):
     os.killpg(first.pid, signal.SIGSTOP)
     third = containers.start(command)
     assert third.wait(60) == 0, third.log()
-    assert "Waiting for a sign of life" in third.log()
+    assert "for a sign of life" in third.log()
     state = containers.state()
     os.killpg(first.pid, signal.SIGCONT)
     assert first.wait(30) == 1 and "taken over by" in first.log(), first.log()
@@ -272,6 +272,21 @@ def answering(answer):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_worker_that_was_late_removes_nothing(containers):
+    """It was slow to get its files, and another has taken the cell since and sent files that it does not know of."""
+    folder = f"{containers.prefix}/cells/x"
+    claims = [s3_cells.Claim(containers.s3, BUCKET, folder, Path("none"), 0) for _ in range(2)]
+    assert claims[0].take() and claims[1].take()
+    for key in "new", "left-over":
+        containers.s3.put_object(Bucket=BUCKET, Key=f"{folder}/{key}", Body=b"x")
+    claims[1].put(files={"runs/new": f"{folder}/new"})
+    with pytest.raises(s3_cells.Lost):
+        claims[0].fetch()
+    assert len(submit_exp.keys_under(containers.s3, BUCKET, folder)) == 3
+    claims[1].fetch()
+    assert submit_exp.keys_under(containers.s3, BUCKET, folder) == [f"{folder}/new", f"{folder}/state.json"]
 
 
 def test_spot_notice(containers):
@@ -432,6 +447,8 @@ def test_what_is_refused(aws, containers):
     ):
         printed = call(*flags, "--env", variable, code=2)
         assert "looks like a secret" in printed and variable.split("=")[1] not in printed
+    for words in ("--env", "X=correct-horse"), ("--command", "python tiny.py --x correct-horse"):
+        assert "a secret" in call(*flags, *words, code=2, WANDB_API_KEY="correct-horse")
     assert "seems to hold a secret" in call(*flags, "--command", "python tiny.py --api-key 123", code=2)
     assert "seems to hold a secret" in call(*flags, "--command", f"python tiny.py --x={SECRET}", code=2)
     assert "NAME=VALUE" in call(*flags, "--env", "WORD", code=2)
