@@ -75,6 +75,11 @@ def read_state(s3, bucket, key):
         answer = s3.get_object(Bucket=bucket, Key=key)
     except s3.exceptions.NoSuchKey:
         return None, None, 0.0
+    except s3.exceptions.ClientError:  # "access denied" for what is not there, where only the prefix may be listed
+        listed = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+        if [item["Key"] for item in listed] == [key]:
+            raise
+        return None, None, 0.0
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     return json.loads(answer["Body"].read()), answer["ETag"], (now - answer["LastModified"]).total_seconds()
 

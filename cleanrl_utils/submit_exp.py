@@ -233,7 +233,7 @@ def confirm(question):
 
 def check_places(s3, batch, options):
     """The bucket, queue and definition exist; the vCPUs and GPUs that a cell will have."""
-    s3.head_bucket(Bucket=options.bucket)
+    s3.list_objects_v2(Bucket=options.bucket, Prefix=f"{options.prefix.strip('/')}/", MaxKeys=1)
     queues = batch.describe_job_queues(jobQueues=[options.queue])["jobQueues"]
     if not queues:
         fail(f"there is no job queue {options.queue} in {batch.meta.region_name}")

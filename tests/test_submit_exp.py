@@ -351,6 +351,21 @@ def test_a_lost_answer(containers):
         claim.put(code=3)
 
 
+def test_missing_objects_may_be_denied(containers):
+    """S3 says 403 instead of 404 to a role that may list its prefix only."""
+    from botocore.exceptions import ClientError
+
+    def denied(**request):
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "GetObject")
+
+    s3 = SimpleNamespace(get_object=denied, list_objects_v2=containers.s3.list_objects_v2)
+    s3.exceptions = containers.s3.exceptions
+    assert s3_cells.read_state(s3, BUCKET, f"{containers.prefix}/x") == (None, None, 0.0)
+    containers.s3.put_object(Bucket=BUCKET, Key=f"{containers.prefix}/x", Body=b"{}")
+    with pytest.raises(ClientError, match="AccessDenied"):
+        s3_cells.read_state(s3, BUCKET, f"{containers.prefix}/x")
+
+
 WRITER = """
 import os, sys
 from pathlib import Path
@@ -525,7 +540,7 @@ def test_prices_are_looked_up_and_never_made_up(aws, tmp_path, monkeypatch):
         order = [{"order": 1, "computeEnvironment": arn}]
         aws.batch.create_job_queue(jobQueueName=name, state="ENABLED", priority=1, computeEnvironmentOrder=order)
 
-    queue("two", "SPOT", "c5.large", "c5.xlarge")
+    queue("two", "SPOT", "c5", "c5.xlarge")
     price, line = cloud_cost.asked_price(aws.batch, "two", None, 2, 0, "us-east-1")
     assert price == 1e-5 and "1 of a c5.large at $1e-05 (highest Spot price" in line  # moto's price of anything
     assert cloud_cost.asked_price(aws.batch, "two", "c5.xlarge", 2, 0, "us-east-1")[0] == 5e-6
