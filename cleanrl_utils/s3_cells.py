@@ -288,13 +288,15 @@ def spot_notice():
 
 def listen(over):
     """Stop the run when the machine is about to be taken away; not in `watch`, as sending files may take minutes."""
+    answered = False
     while not over.wait(5):
         notice = spot_notice()
         if notice:
             print("This machine is about to be taken away: stopping", flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
-        if notice is not False:
+        if notice or (notice is None and not answered):  # a service that has answered before is asked again
             return
+        answered = True
 
 
 def watch(claim, over, sync_every):
