@@ -438,8 +438,8 @@ def test_submission(aws, containers):
     assert cells.is_done(next(Path("runs/.benchmark").glob("quick__tiny__1__*")))
 
     aws.jobs("stay")
-    printed += call(*flags, "--yes")
-    assert "2 cells for spot (cleanrl-cpu); not again: 2 done" in printed
+    printed += call(*flags, "--definition", "cleanrl-cpu:1", "--yes")
+    assert "2 cells for spot (cleanrl-cpu:1); not again: 2 done" in printed
     assert "say --yes" in call("--cancel", url, code=2)
     (job,) = re.findall(r"Submitted job (\S+) with 2 cells", printed)
     assert not ended(job) and job in call("--cancel", url, "--yes")
@@ -475,6 +475,9 @@ def test_what_is_refused(aws, containers):
     assert "redentials" in call(*flags, code=2, **keys, HOME="/none")
     assert "--bucket takes" in call(*flags, "--bucket", "s3://x/y", code=2)
     assert "--retries must be" in call(*flags, "--retries", 10, code=2)
+    for text in "per_vcpu_hour = 1", "[per_vcpu_hour]\nspot = 'cheap'", "[":
+        Path("prices.toml").write_text(text)
+        assert "--prices prices.toml: " in call(*flags, "--prices", "prices.toml", "--dry-run", code=2)
     assert "nothing was submitted" in call("--status", f"s3://{BUCKET}/none", code=2)
     assert "not of the form s3://" in call("--fetch", BUCKET, code=2)
     assert "what to run?" in call(*PLACE, code=2)
