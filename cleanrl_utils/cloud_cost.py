@@ -103,23 +103,25 @@ def list_price(pricing, machine, region):
 def asked_price(batch, queue, machine, vcpus, gpus, region):
     """USD for a cell and hour on the dearest of the types of machines, and a line that says how it is known."""
     types, spot = machines_of(batch, queue)
-    types = [machine] if machine else [name for name in types if "." in name]
+    types = [machine] if machine else [name for name in types if name != "optimal"]
+    types = [name if "." in name else f"{name}.large" for name in types]  # a family counts by its size `large`
     if not types:
         return None, "unknown: the queue does not name types of machines; give --instance-type or a price"
     ec2, found = s3_cells.connect("ec2", region_name=region), []
     pricing = None if spot else s3_cells.connect("pricing", region_name="us-east-1")
-    for name in types:
+    known = ec2.describe_instance_types(Filters=[{"Name": "instance-type", "Values": types}])["InstanceTypes"]
+    for size in known:
+        name = size["InstanceType"]
         price = spot_price(ec2, name) if spot else list_price(pricing, name, region)
-        (size,) = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
         whole = sum(gpu["Count"] for gpu in size.get("GpuInfo", {}).get("Gpus", [])) if gpus else None
         share = gpus / whole if whole else vcpus / size["VCpuInfo"]["DefaultVCpus"]
         if price is not None:
-            found.append((price * min(1.0, share), price, name, share))
+            found.append((price * share, price, name, share))
     if not found:
         return None, f"unknown: AWS names no price for {', '.join(types)}; give --price-per-vcpu-hour"
     cell, price, name, share = max(found)
     source = "highest Spot price of the zones now" if spot else "on-demand price list"
-    part = f"{min(1.0, share):.3g} of a {name} at ${price:.4g} ({source}, {region}, {datetime.now(UTC):%Y-%m-%d})"
+    part = f"{share:.3g} of a {name} at ${price:.4g} ({source}, {region}, {datetime.now(UTC):%Y-%m-%d})"
     return cell, f"${cell:.4g} for a cell and hour: {part}"
 
 

@@ -58,7 +58,7 @@ def connect(service, **options):
     from botocore.config import Config
 
     retries = {"mode": "standard", "total_max_attempts": 5}
-    return boto3.client(service, config=Config(retries=retries, connect_timeout=10), **options)
+    return boto3.client(service, config=Config(retries=retries, connect_timeout=10, max_pool_connections=32), **options)
 
 
 def errors():
@@ -74,6 +74,11 @@ def read_state(s3, bucket, key):
     try:
         answer = s3.get_object(Bucket=bucket, Key=key)
     except s3.exceptions.NoSuchKey:
+        return None, None, 0.0
+    except s3.exceptions.ClientError:  # "access denied" for what is not there, where only the prefix may be listed
+        listed = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+        if [item["Key"] for item in listed] == [key]:
+            raise
         return None, None, 0.0
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     return json.loads(answer["Body"].read()), answer["ETag"], (now - answer["LastModified"]).total_seconds()
@@ -159,6 +164,10 @@ def log_end(record):
     return "\n".join(text.replace("\r", "\n").splitlines()[-12:])[-4000:]
 
 
+def name_of(owner):
+    return f"{owner['job'] or owner['token']} on {owner['host']}"
+
+
 class Claim:
     """A cell in S3 and the right to change it, which is lost when somebody else does."""
 
@@ -189,7 +198,7 @@ class Claim:
                 self.etag = etag  # our own write, of which the answer was lost
                 break
             if (found or {}).get("version", 0) != self.state["version"]:
-                raise Lost(f"taken over by {(found or {}).get('owner')}")
+                raise Lost(f"taken over by {name_of(found['owner']) if found else 'nobody, but removed'}")
         self.state = state
 
     def take(self):
@@ -201,9 +210,9 @@ class Claim:
                 return False
             if state and state["state"] == "running" and age < state["lease"] and not self.follows(state["owner"]):
                 if seen not in (None, state["version"]):
-                    raise Lost(f"it is being run by {state['owner']}")
+                    raise Lost(f"it is being run by {name_of(state['owner'])}")
                 if seen is None:
-                    print(f"Waiting for a sign of life of {state['owner']}, {state['lease']:.0f} s at most", flush=True)
+                    print(f"{name_of(state['owner'])} had it: {state['lease']:.0f} s for a sign of life", flush=True)
                 seen = state["version"]
                 time.sleep(min(5.0, state["lease"] / 10))
                 continue
@@ -226,6 +235,7 @@ class Claim:
         pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{self.folder}/")
         found = {item["Key"] for page in pages for item in page.get("Contents", [])}
         self.objects = found - {f"{self.folder}/state.json"}
+        self.put()  # still ours, so nothing that was listed is from a worker after us
         self.tidy()
 
     def tidy(self):
@@ -276,12 +286,25 @@ def spot_notice():
         return None
 
 
+def listen(over):
+    """Stop the run when the machine is about to be taken away; not in `watch`, as sending files may take minutes."""
+    answered = False
+    while not over.wait(5):
+        notice = spot_notice()
+        if notice:
+            print("This machine is about to be taken away: stopping", flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        if notice or (notice is None and not answered):  # a service that has answered before is asked again
+            return
+        answered = True
+
+
 def watch(claim, over, sync_every):
-    """While the run goes on: show its log, send its files, and look out for who would take the cell or the machine."""
-    log, ask, begun = claim.record / "log.txt", "AWS_BATCH_JOB_ID" in os.environ, time.monotonic()
-    shown, synced, asked = log.stat().st_size if log.exists() else 0, begun, begun
+    """While the run goes on: show its log, send its files, and stop it if another worker has taken the cell."""
+    log, synced = claim.record / "log.txt", time.monotonic()
+    shown = log.stat().st_size if log.exists() else 0
     while True:
-        ended, now = over.wait(min(1.0, sync_every)), time.monotonic()
+        ended = over.wait(min(1.0, sync_every))
         if log.exists():
             with log.open("rb") as file:
                 file.seek(shown)
@@ -290,20 +313,14 @@ def watch(claim, over, sync_every):
             print(new.decode(errors="replace"), end="", flush=True)
         if ended:
             return
-        if ask and now - asked >= 5:
-            asked, notice = now, spot_notice()
-            ask = notice is False
-            if notice:
-                print("This machine is about to be taken away: stopping", flush=True)
-                os.kill(os.getpid(), signal.SIGTERM)
-        if now - synced >= sync_every:
+        if time.monotonic() - synced >= sync_every:
             try:
                 claim.sync()
             except Lost as error:
                 print(f"s3_cells: {error}: stopping", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-            except (OSError, *errors()) as error:
+            except Exception as error:  # whatever it is, the run goes on
                 print(f"s3_cells: not in S3 yet, next time maybe: {error}", file=sys.stderr, flush=True)
             synced = time.monotonic()
 
@@ -319,6 +336,8 @@ def run(claim, cell, sync_every):
     try:
         claim.fetch()
         watcher.start()
+        if "AWS_BATCH_JOB_ID" in os.environ:
+            threading.Thread(target=listen, args=[over], daemon=True).start()
         return cells.run_cell(cell, claim.record)
     except SystemExit:
         return None
@@ -333,7 +352,6 @@ def work(s3, url, index, sync_every):
     matrix, prefix = read_matrix(s3, url)
     cell, bucket = matrix[index], split_url(url)[0]
     RECORDS.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, interrupt)  # until there is a run that can be told to stop
     claim = Claim(s3, bucket, f"{prefix}/cells/{cell['id']}", RECORDS / cell["id"], LEASE * sync_every)
     if not claim.take():
         print(f"Done before: {cell['id']}")
@@ -367,6 +385,7 @@ def main():
     parser.add_argument("index", type=int, nargs="?", help="the cell (default: $AWS_BATCH_JOB_ARRAY_INDEX or 0)")
     parser.add_argument("--sync-every", type=float, default=60, metavar="S", help="seconds (default: 60)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, interrupt)  # until there is a run that can be told to stop
     index = options.index if options.index is not None else int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX") or 0)
     try:
         known = errors()
@@ -374,7 +393,9 @@ def main():
         print('s3_cells: S3 needs boto3: pip install -e ".[cloud]" or pip install boto3', file=sys.stderr)
         sys.exit(2)
     try:
-        sys.exit(work(connect("s3"), options.url, index, max(0.1, options.sync_every)))
+        code = work(connect("s3"), options.url, index, max(0.1, options.sync_every))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is in S3: the exit code should say so
+        sys.exit(code)
     except Lost as error:
         message, code = f"nothing more is done here: {error}", 1
     except (ValueError, IndexError) as error:

@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,8 @@ def known_cells(s3, url):
         found |= {cell["id"]: cell for cell in matrix["cells"]}
     if not found:
         raise ValueError(f"nothing was submitted with {url}")
+    if strange := [name for name in found if not re.fullmatch(r"[\w+-][\w.+-]*", name)]:  # it becomes a folder here
+        raise ValueError(f"a list in {url} names the cell {strange[0]!r}")
     return bucket, key, list(found.values())
 
 
@@ -138,12 +141,8 @@ def survey(s3, batch, bucket, prefix, matrix):
         several = len(record["cells"]) > 1
         tasks |= {cell: f"{record['job']}:{i}" if several else record["job"] for i, cell in enumerate(record["cells"])}
     states = read_all(s3, bucket, [s3_cells.state_key(prefix, cell["id"]) for cell in matrix])
-    open_tasks = [
-        tasks[cell["id"]]
-        for cell, (state, _, _) in zip(matrix, states)
-        if cell["id"] in tasks and (state or {}).get("state") != "done"
-    ]
-    jobs = engines.aws_states(batch, open_tasks)
+    missing = [cell["id"] for cell, (state, _, _) in zip(matrix, states) if (state or {}).get("state") != "done"]
+    jobs = engines.aws_states(batch, [tasks[name] for name in missing if name in tasks])
     if jobs is None:
         print("submit_exp: AWS Batch does not answer; what is in its queues is not known", file=sys.stderr)
     found = []
@@ -184,18 +183,24 @@ def show_status(s3, batch, url):
 def fetch(s3, url, out):
     """Get the run folders, and the records of the cells, as the benchmark runner has them; what is new of them."""
     bucket, prefix, matrix = known_cells(s3, url)
-    states = read_all(s3, bucket, [s3_cells.state_key(prefix, cell["id"]) for cell in matrix])
-    for cell, (state, _, _) in zip(matrix, states):
-        if not state or not state["files"]:
-            print(f"nothing yet  {cell['id']}")
-            continue
-        note = out / ".benchmark" / cell["id"] / "fetched.json"
+    for cell in matrix:
+        key, note = s3_cells.state_key(prefix, cell["id"]), out / ".benchmark" / cell["id"] / "fetched.json"
         before = cells.read_json(note) or {}
-        new = {path: key for path, key in state["files"].items() if before.get(path) != key}
-        s3_cells.download(s3, bucket, new, out)
+        for attempt in range(5):
+            state = s3_cells.read_state(s3, bucket, key)[0] or {"state": "new", "files": {}}
+            places = {path: Path(out, *Path(path).parts[1:]) for path in before | state["files"]}
+            new = {path: name for path, name in state["files"].items() if before.get(path) != name}
+            new |= {path: name for path, name in state["files"].items() if not places[path].exists()}
+            try:
+                s3_cells.download(s3, bucket, new, out)
+                break
+            except s3_cells.errors():  # such as 404 for what was replaced in the meantime by the worker of a cell
+                if attempt == 4:
+                    raise
         for path in before.keys() - state["files"].keys():
-            Path(out, *Path(path).parts[1:]).unlink(missing_ok=True)
-        cells.write_json(note, state["files"])
+            places[path].unlink(missing_ok=True)
+        if new:
+            cells.write_json(note, state["files"])
         print(f"{state['state']:12} {cell['id']}: {len(new)} new files")
 
 
@@ -228,15 +233,16 @@ def confirm(question):
 
 def check_places(s3, batch, options):
     """The bucket, queue and definition exist; the vCPUs and GPUs that a cell will have."""
-    s3.head_bucket(Bucket=options.bucket)
+    s3.list_objects_v2(Bucket=options.bucket, Prefix=f"{options.prefix.strip('/')}/", MaxKeys=1)
     queues = batch.describe_job_queues(jobQueues=[options.queue])["jobQueues"]
     if not queues:
         fail(f"there is no job queue {options.queue} in {batch.meta.region_name}")
     if queues[0]["state"] != "ENABLED":
         fail(f"the job queue {options.queue} is {queues[0]['state']}")
-    name = {"jobDefinitions": [options.definition]} if ":" in options.definition else {}
-    name = name or {"jobDefinitionName": options.definition}
-    listed = batch.describe_job_definitions(**name, status="ACTIVE")["jobDefinitions"]
+    name, _, revision = options.definition.rsplit("/", 1)[-1].partition(":")  # also of an ARN
+    pages = batch.get_paginator("describe_job_definitions").paginate(jobDefinitionName=name, status="ACTIVE")
+    listed = [found for page in pages for found in page["jobDefinitions"]]
+    listed = [found for found in listed if revision in ("", str(found["revision"]))]
     if not listed:
         fail(f"there is no active job definition {options.definition} in {batch.meta.region_name}")
     container = max(listed, key=lambda found: found["revision"]).get("containerProperties", {})
@@ -250,7 +256,10 @@ def price_of(batch, options, vcpus, gpus):
     if options.price_per_vcpu_hour is not None:
         price = options.price_per_vcpu_hour * vcpus
         return price, f"${price:.4g} for a cell and hour: {vcpus:g} vCPUs (--price-per-vcpu-hour)"
-    price, line = cloud_cost.filed_price(options.prices, options.queue, vcpus, gpus)
+    try:
+        price, line = cloud_cost.filed_price(options.prices, options.queue, vcpus, gpus)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        fail(f"--prices {options.prices}: {error}")
     if price is not None:
         return price, line
     advice = f"give --price-per-vcpu-hour, or fill in {options.prices}"
@@ -377,6 +386,7 @@ def main():
         matrix = benchmark.make_cells(options)
         check_secrets(matrix, read_variables(options.env))
         if options.dry_run:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
             show_plan(matrix, "", {}, None, options, options.vcpus or 1, options.gpus or 0)
             for place, part in lists_of(matrix, options.bucket, options.prefix.strip("/")):
                 print(json.dumps(request_of(place, len(part), options), indent=2))

@@ -1,7 +1,7 @@
 """submit_exp and its workers against moto's AWS Batch and S3, with real runs that are told to stop, killed and stolen.
 
-Batch itself runs nothing here: what it was asked to run is started as a process, in a folder that is new each time, as a
-container would be.
+Batch itself runs nothing here: what it was asked to run is started as a process, in a folder that is new each time, as
+in a container.
 """
 
 import io
@@ -13,9 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,18 +71,23 @@ def aws(request):
     sizes = [{"type": "VCPU", "value": "2"}, {"type": "MEMORY", "value": "4096"}]
     container = {"image": "cleanrl", "resourceRequirements": sizes}
     batch.register_job_definition(jobDefinitionName="cleanrl-cpu", type="container", containerProperties=container)
-    return SimpleNamespace(s3=s3, batch=batch, jobs=jobs, url=url)
+    ec2 = boto3.client("ec2")
+    network = {"subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]]}
+    network["securityGroupIds"] = [ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]]
+    iam.create_instance_profile(InstanceProfileName="batch")
+    iam.add_role_to_instance_profile(InstanceProfileName="batch", RoleName="batch")
+    profile = iam.get_instance_profile(InstanceProfileName="batch")["InstanceProfile"]["Arn"]
+    return SimpleNamespace(s3=s3, batch=batch, jobs=jobs, role=role, network=network, profile=profile)
 
 
 class Containers:
     """Starts commands in new folders, each with the variables of a job, its output in log.txt."""
 
     def __init__(self, folder, prefix, s3):
-        self.folder, self.prefix, self.s3, self.number = folder, prefix, s3, 0
+        self.folder, self.prefix, self.s3, self.processes = folder, prefix, s3, []
 
     def start(self, command, index=0, job="", attempt=1, **variables):
-        self.number += 1
-        folder = self.folder / f"container-{self.number}"
+        folder = self.folder / f"container-{len(self.processes)}"
         (folder / "cleanrl").mkdir(parents=True)
         (folder / "tiny.py").write_text(TINY)
         shutil.copy(ROOT / "cleanrl/ppo.py", folder / "cleanrl")
@@ -95,13 +99,14 @@ class Containers:
             pipes = {"stdout": log, "stderr": subprocess.STDOUT, "cwd": folder, "env": env | variables}
             process = subprocess.Popen([str(word) for word in command], **pipes, start_new_session=True)
         process.folder, process.log = folder, (folder / "output.txt").read_text
+        self.processes.append(process)
         return process
 
     def put(self, *matrix):
         """Write a list of cells to S3 and return the command that a container would be given."""
         self.matrix, url = matrix, f"s3://{BUCKET}/{self.prefix}/matrix-0.json"
         self.s3.put_object(Bucket=BUCKET, Key=f"{self.prefix}/matrix-0.json", Body=json.dumps({"cells": matrix}))
-        return ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", "0.3"]
+        return ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", "0.5"]
 
     def state(self, index=0):
         return s3_cells.read_state(self.s3, BUCKET, s3_cells.state_key(self.prefix, self.matrix[index]["id"]))[0] or {}
@@ -120,18 +125,30 @@ def containers(aws, tmp_path, monkeypatch):
     (place / "tiny.py").write_text(TINY)
     monkeypatch.chdir(place)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    return Containers(tmp_path, re.sub(r"\W", "-", tmp_path.name), aws.s3)
+    found = Containers(tmp_path, re.sub(r"\W", "-", tmp_path.name), aws.s3)
+    yield found
+    for process in found.processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def call(*argv, code=0, **variables):
-    """submit_exp as a process in this folder: what it printed."""
-    command = [sys.executable, "-m", "cleanrl_utils.submit_exp", *map(str, argv)]
-    env = {key: value for key, value in (os.environ | variables).items() if value is not None}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, env=env | {"PYTHONPATH": str(ROOT)}, timeout=120, check=False, **pipes)
-    assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"
-    assert "Traceback" not in done.stdout, done.stdout
-    return done.stdout
+    """What submit_exp prints in this folder, with a change of variables; None removes one."""
+    import boto3
+
+    printed, found = io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
+        patch.setattr(sys, "argv", ["submit_exp", *map(str, argv)])
+        patch.setattr(boto3, "DEFAULT_SESSION", None)  # which knows the variables of before
+        for name, value in variables.items():
+            patch.delenv(name) if value is None else patch.setenv(name, value)
+        try:
+            submit_exp.main()
+        except SystemExit as end:
+            found = end.code or 0
+    assert found == code, f"exit code {found}, not {code}:\n{printed.getvalue()}"
+    return printed.getvalue()
 
 
 def checkpoint_of(containers, process):
@@ -144,7 +161,7 @@ def checkpoint_of(containers, process):
 def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
     """SIGTERM, then kill -9 of everything: each time a new container goes on, and no metric is lost or doubled."""
     require("torch", "gymnasium", "tyro")
-    total, size = 61440, 512
+    total, size = 40960, 512
     monkeypatch.chdir(ROOT)
     command = f"python cleanrl/ppo.py --no-cuda --total-timesteps {total} --checkpoint-freq 1024"
     command = containers.put(cells.make_cell(command, "CartPole-v1", 1))
@@ -169,6 +186,7 @@ def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
     third = containers.start(command, job="job", attempt=3)
     assert third.wait(120) == 0, third.log()
     assert "--resume runs/CartPole-v1__ppo__1__" in third.log() and "done: s3://" in third.log()
+    assert "sign of life" not in third.log()  # Batch begins the next attempt of a job when the one before has ended
     state = containers.state()
     assert (state["state"], state["starts"], state["code"]) == ("done", 3, 0)
     containers.check_objects()
@@ -192,7 +210,7 @@ def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
 
 def test_two_workers_on_a_cell(containers):
     """One that is alive keeps its cell. One that was frozen for longer than its lease loses it, and changes nothing."""
-    command = containers.put(cells.make_cell("python tiny.py --steps 60", "long", 1))
+    command = containers.put(cells.make_cell("python tiny.py --steps 900", "long", 1))
     first = containers.start(command)
     wait_for(lambda: containers.state().get("state") == "running", "first worker")
     second = containers.start(command)
@@ -201,12 +219,14 @@ def test_two_workers_on_a_cell(containers):
 
     os.killpg(first.pid, signal.SIGSTOP)
     third = containers.start(command)
-    assert third.wait(60) == 0, third.log()
-    assert "Waiting for a sign of life" in third.log()
-    state = containers.state()
+    wait_for(lambda: list(third.folder.glob("long-1.journal")), "third worker")
     os.killpg(first.pid, signal.SIGCONT)
     assert first.wait(30) == 1 and "taken over by" in first.log(), first.log()
-    assert containers.state() == state and state["state"] == "done"
+    third.terminate()
+    assert third.wait(30) == 75, third.log()
+    state = containers.state()
+    assert (state["state"], state["starts"]) == ("interrupted", 2)
+    assert all(state["owner"]["token"] in key for key in state["files"].values())
     containers.check_objects()
 
 
@@ -259,6 +279,21 @@ def answering(answer):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_worker_that_was_late_removes_nothing(containers):
+    """It was slow to get its files, and another has taken the cell since and sent files that it does not know of."""
+    folder = f"{containers.prefix}/cells/x"
+    claims = [s3_cells.Claim(containers.s3, BUCKET, folder, Path("none"), 0) for _ in range(2)]
+    assert claims[0].take() and claims[1].take()
+    for key in "new", "left-over":
+        containers.s3.put_object(Bucket=BUCKET, Key=f"{folder}/{key}", Body=b"x")
+    claims[1].put(files={"runs/new": f"{folder}/new"})
+    with pytest.raises(s3_cells.Lost):
+        claims[0].fetch()
+    assert len(submit_exp.keys_under(containers.s3, BUCKET, folder)) == 3
+    claims[1].fetch()
+    assert submit_exp.keys_under(containers.s3, BUCKET, folder) == [f"{folder}/new", f"{folder}/state.json"]
 
 
 def test_spot_notice(containers):
@@ -323,6 +358,21 @@ def test_a_lost_answer(containers):
         claim.put(code=3)
 
 
+def test_missing_objects_may_be_denied(containers):
+    """S3 says 403 instead of 404 to a role that may list its prefix only."""
+    from botocore.exceptions import ClientError
+
+    def denied(**request):
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "GetObject")
+
+    s3 = SimpleNamespace(get_object=denied, list_objects_v2=containers.s3.list_objects_v2)
+    s3.exceptions = containers.s3.exceptions
+    assert s3_cells.read_state(s3, BUCKET, f"{containers.prefix}/x") == (None, None, 0.0)
+    containers.s3.put_object(Bucket=BUCKET, Key=f"{containers.prefix}/x", Body=b"{}")
+    with pytest.raises(ClientError, match="AccessDenied"):
+        s3_cells.read_state(s3, BUCKET, f"{containers.prefix}/x")
+
+
 WRITER = """
 import os, sys
 from pathlib import Path
@@ -358,6 +408,8 @@ def test_snapshots_are_of_one_moment(tmp_path):
 
 def test_submission(aws, containers):
     """A suite, from the plan to the fetched runs; no secret of this machine is in anything that leaves it."""
+    from moto.batch.models import batch_backends
+
     prefix, url = containers.prefix, f"s3://{BUCKET}/{containers.prefix}"
     flags = "--command", "python tiny.py", "--env-ids", "quick", "fail", "--num-seeds", 2, *PLACE, "--prefix", prefix
     secrets = {"WANDB_API_KEY": "f" * 40, "HF_TOKEN": "hf_" + "a" * 34}
@@ -377,11 +429,15 @@ def test_submission(aws, containers):
 
     assert "Nothing to submit: 4 waiting" in call(*flags, "--yes")
     assert "4 cells: 4 waiting" in call("--status", url, code=75)
-    for index in range(4):
-        worker = containers.start(described["container"]["command"], index, job, **secrets)
-        assert worker.wait(60) == (0 if index < 2 else 1), worker.log()
+    workers = [containers.start(described["container"]["command"], index, job, **secrets) for index in range(4)]
+    for worker, code in zip(workers, (0, 0, 1, 1)):
+        assert worker.wait(60) == code, worker.log()
+
+    def ended(task):
+        return aws.batch.describe_jobs(jobs=[task])["jobs"][0]["status"] == "FAILED"
+
     aws.jobs("fail")
-    wait_for(lambda: aws.batch.describe_jobs(jobs=[job])["jobs"][0]["status"] == "FAILED", "end of the job", 30)
+    wait_for(lambda: ended(f"{job}:3"), "end of the job")
     status = call("--status", url, code=1)
     assert "4 cells: 2 done, 2 failed" in status and "    seed 2 fails on purpose" in status
     fetched = call("--fetch", url)
@@ -389,10 +445,12 @@ def test_submission(aws, containers):
     assert cells.is_done(next(Path("runs/.benchmark").glob("quick__tiny__1__*")))
 
     aws.jobs("stay")
-    printed += call(*flags, "--yes")
-    assert "2 cells for spot (cleanrl-cpu); not again: 2 done" in printed
-    call(*flags[:-2], "--prefix", f"{prefix}/other", "--yes")
-    assert "end them" in call("--cancel", url, "--yes").lower() or True
+    printed += call(*flags, "--definition", "cleanrl-cpu:1", "--yes")
+    assert "2 cells for spot (cleanrl-cpu:1); not again: 2 done" in printed
+    assert "say --yes" in call("--cancel", url, code=2)
+    (job,) = re.findall(r"Submitted job (\S+) with 2 cells", printed)
+    assert not ended(job) and job in call("--cancel", url, "--yes")
+    assert batch_backends["123456789012"]["us-east-1"].get_job_by_id(job).stop  # all that moto does about it
     everything = printed + status + fetched + json.dumps(described, default=str) + json.dumps(planned)
     for key in submit_exp.keys_under(aws.s3, BUCKET, prefix):
         everything += aws.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read().decode(errors="replace")
@@ -402,9 +460,17 @@ def test_submission(aws, containers):
 
 def test_what_is_refused(aws, containers):
     flags = "--command", "python tiny.py", "--env-ids", "quick", *PLACE, "--prefix", containers.prefix, "--yes"
-    for variable in f"NOTE={SECRET}", "MY_API_KEY=1", "A_TOKEN=b", "X=hf_" + "a" * 30, "X=AKIAIOSFODNN7EXAMPLE":
+    for variable in (
+        f"NOTE={SECRET}",
+        "MY_API_KEY=12345678",
+        "A_TOKEN=87654321",
+        "X=hf_" + "a" * 30,
+        "X=AKIAIOSFODNN7EXAMPLE",
+    ):
         printed = call(*flags, "--env", variable, code=2)
-        assert "looks like a secret" in printed and variable.split("=")[1] not in printed.replace("submit_exp", "")
+        assert "looks like a secret" in printed and variable.split("=")[1] not in printed
+    for words in ("--env", "X=correct-horse"), ("--command", "python tiny.py --x correct-horse"):
+        assert "a secret" in call(*flags, *words, code=2, WANDB_API_KEY="correct-horse")
     assert "seems to hold a secret" in call(*flags, "--command", "python tiny.py --api-key 123", code=2)
     assert "seems to hold a secret" in call(*flags, "--command", f"python tiny.py --x={SECRET}", code=2)
     assert "NAME=VALUE" in call(*flags, "--env", "WORD", code=2)
@@ -416,12 +482,89 @@ def test_what_is_refused(aws, containers):
     assert "redentials" in call(*flags, code=2, **keys, HOME="/none")
     assert "--bucket takes" in call(*flags, "--bucket", "s3://x/y", code=2)
     assert "--retries must be" in call(*flags, "--retries", 10, code=2)
+    for text in "per_vcpu_hour = 1", "[per_vcpu_hour]\nspot = 'cheap'", "[":
+        Path("prices.toml").write_text(text)
+        assert "--prices prices.toml: " in call(*flags, "--prices", "prices.toml", "--dry-run", code=2)
     assert "nothing was submitted" in call("--status", f"s3://{BUCKET}/none", code=2)
     assert "not of the form s3://" in call("--fetch", BUCKET, code=2)
     assert "what to run?" in call(*PLACE, code=2)
     assert not submit_exp.keys_under(aws.s3, BUCKET, containers.prefix)
     Path("boto3.py").write_text("raise ImportError")
     shutil.copytree(ROOT / "cleanrl_utils", "cleanrl_utils")
-    assert 'pip install -e ".[cloud]"' in call(*flags, code=2)
+    command = [sys.executable, "-m", "cleanrl_utils.submit_exp", *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and 'pip install -e ".[cloud]"' in done.stderr and "Traceback" not in done.stderr
     with pytest.raises(ValueError, match="not in runs/"):
         s3_cells.download(aws.s3, BUCKET, {"runs/../../x": "key"}, Path("out"))
+
+
+def test_hours_come_from_measured_speeds(tmp_path, monkeypatch):
+    """Those of cells in S3 before those of this machine, of the same environment before others; gaps are named."""
+    require("tensorboard")
+    monkeypatch.chdir(ROOT)
+    quick, slow, other = (
+        cells.make_cell(command, "CartPole-v1", 1)
+        for command in (
+            "python cleanrl/ppo.py --total-timesteps 36000",
+            "python cleanrl/ppo.py",
+            "python cleanrl/dqn.py",
+        )
+    )
+    assert [cloud_cost.steps_of(cell) for cell in (quick, slow)] == [36000, 500_000]
+    hours, line = cloud_cost.hours_of([quick, slow], {}, {("ppo.py", "Acrobot-v1"): 10.0})
+    assert hours == [1.0, 500 / 36] and "14.9 h in all (steps / speed of runs of this machine" in line
+    known = {("ppo.py", "CartPole-v1"): 20.0, ("ppo.py", "Acrobot-v1"): 5.0}
+    hours, line = cloud_cost.hours_of([quick, other], known, {("ppo.py", "CartPole-v1"): 1.0})
+    assert hours == [0.5, None] and "no measured speed for 1 cells of dqn.py" in line
+    lines = list(cloud_cost.lines_of(hours, line, 0.1, "price", 4, 24))
+    assert lines[2] == "  estimate: 0.5 h x $0.1 + 1 cells x unknown hours x $0.1, so more than $0.05"
+    lines = list(cloud_cost.lines_of([0.5], line, None, "unknown", 4, 24))
+    assert lines[2] == "  estimate: 0.5 h x unknown" and "1 cells x 4 attempts x 24 h x unknown, if" in lines[3]
+
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = tmp_path / "CartPole-v1__ppo__1__1"
+    with SummaryWriter(folder) as writer:
+        writer.add_scalar("charts/SPS", 100, 1)
+        writer.add_scalar("charts/SPS", 300, 2)
+    (folder / "ppo.py").touch()
+    (folder / "args.json").write_text('{"env_id": "CartPole-v1"}')
+    assert cloud_cost.local_speeds({cloud_cost.kind(quick)}, tmp_path) == {("ppo.py", "CartPole-v1"): 300.0}
+    assert cloud_cost.local_speeds({cloud_cost.kind(other)}, tmp_path) == {}
+
+
+def test_prices_are_looked_up_and_never_made_up(aws, tmp_path, monkeypatch):
+    prices = tmp_path / "prices.toml"
+    shipped = cloud_cost.filed_price(ROOT / "cloud/prices.toml", "cleanrl-spot", 2, 0)
+    assert shipped == (None, "") and cloud_cost.filed_price(prices, "spot", 2, 0) == (None, "")
+    prices.write_text('date = "2026-11-16"\n[per_vcpu_hour]\nspot = 0.25\n[per_gpu_hour]\nspot = 3\n')
+    price, line = cloud_cost.filed_price(prices, "spot", 2, 0)
+    assert price == 0.5 and "no source, 2026-11-16: check it" in line
+    assert cloud_cost.filed_price(prices, "spot", 2, 1)[0] == 3
+
+    def queue(name, kind, *types):
+        resources = {"type": kind, "minvCpus": 0, "maxvCpus": 4, "instanceTypes": list(types)}
+        resources |= aws.network | {"instanceRole": aws.profile}
+        environment = {"computeEnvironmentName": name, "type": "MANAGED", "state": "ENABLED", "serviceRole": aws.role}
+        arn = aws.batch.create_compute_environment(**environment, computeResources=resources)["computeEnvironmentArn"]
+        order = [{"order": 1, "computeEnvironment": arn}]
+        aws.batch.create_job_queue(jobQueueName=name, state="ENABLED", priority=1, computeEnvironmentOrder=order)
+
+    queue("two", "SPOT", "c5", "c5.xlarge")
+    price, line = cloud_cost.asked_price(aws.batch, "two", None, 2, 0, "us-east-1")
+    assert price == 1e-5 and "1 of a c5.large at $1e-05 (highest Spot price" in line  # moto's price of anything
+    assert cloud_cost.asked_price(aws.batch, "two", "c5.xlarge", 2, 0, "us-east-1")[0] == 5e-6
+    price, line = cloud_cost.asked_price(aws.batch, "spot", None, 2, 0, "us-east-1")
+    assert price is None and "give --instance-type or a price" in line
+
+    def price_list(method, path, body):
+        assert {"Type": "TERM_MATCH", "Field": "instanceType", "Value": "g5.12xlarge"} in json.loads(body)["Filters"]
+        dimension = {"pricePerUnit": {"USD": "8.0000"}}
+        product = {"terms": {"OnDemand": {"x": {"priceDimensions": {"y": dimension}}}}}
+        return 200, json.dumps({"PriceList": [json.dumps(product)]}).encode()
+
+    queue("gpu", "EC2", "g5.12xlarge")
+    with answering(price_list) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
+        price, line = cloud_cost.asked_price(aws.batch, "gpu", None, 8, 1, "us-east-1")
+    assert price == 2.0 and "0.25 of a g5.12xlarge at $8 (on-demand price list" in line
