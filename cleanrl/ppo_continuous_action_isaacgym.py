@@ -603,7 +603,7 @@ if __name__ == "__main__":
     start_time, start_step = time.perf_counter(), global_step  # the simulator has been compiled
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
-            lr.fill_((1 - iteration / num_iterations) * args.learning_rate)
+            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
 
         # Act: the host only puts work into the queue of the device
         for step in range(args.num_steps):
@@ -628,7 +628,8 @@ if __name__ == "__main__":
 
         # Log: the one transfer to the host
         means = losses / ((epoch + 1) * args.num_minibatches)
-        numbers = torch.cat([means, statistics, torch.stack([lr, weights.detach().sum()])]).tolist()
+        used = torch.stack([optimizer.param_groups[0]["lr"], weights.detach().sum()])
+        numbers = torch.cat([means, statistics, used]).tolist()
         *means, explained_variance, episodes, returns, lengths, learning_rate, weight_sum = numbers
         if not np.isfinite([*means, weight_sum]).all():
             sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")

@@ -265,6 +265,8 @@ def per_cent(line):
     effect = f"{line['effect']:+.1f} %"
     if "low" not in line:
         return effect, "", ""
+    if line["low"] == line["high"]:
+        return effect, "no spread", ""
     return effect, f"{line['low']:+.1f} to {line['high']:+.1f}", f"{line['findable']:.1f} %"
 
 

@@ -6,7 +6,8 @@ by environment over steps and over wall time with their intervals, zoom, filters
 in report/scores.md and report/scores.csv. Paths are run folders, folders with run folders in them, or recorded results.
 
 --normalise says what 0 and 1 are in the aggregates over environments:
-  minmax     the lowest and the highest score of any ended run in the environment (the default)
+  start      the return at the beginning of training and the highest score of any ended run (the default)
+  minmax     the lowest and the highest score of any ended run
   reference  the return at the beginning of training and the best published score of the algorithms shown
   FILE.csv   columns env_id,low,high, such as the scores of a random player and of a human
 Exit codes: 0 written, 2 wrong usage, such as a path without runs.
@@ -37,7 +38,14 @@ RETURN = "charts/episodic_return"
 BINS, RECORDED_BINS = 200, 100
 SMOOTH = 2  # points on either side over which the page first averages a run
 GENERATOR = '<meta name="generator" content="cleanrl_utils.report">'
-TAUS = 101
+MODES = {
+    "start": "0 is the return with which training begins (the mean over the first twentieth of the episodes of all "
+    "runs) and 1 the highest score of any ended run of this report in the environment",
+    "minmax": "0 is the lowest and 1 the highest score of any ended run of this report in the environment",
+    "reference": "0 is the return with which training begins (the mean over the first twentieth of the episodes of all "
+    "runs) and 1 the best published score of the algorithms shown",
+}
+TAUS, PARTS = 101, 50  # points of performance profiles, and of the course of the interquartile mean
 
 
 def fail(message):
@@ -187,29 +195,21 @@ def score_interval(scores):
 
 def scales(runs, mode):
     """What counts as 0 and as 1 in each environment, and a sentence about it."""
-    by_env = defaultdict(list)
+    by_env, limits = defaultdict(list), {}
     for run in runs:
         by_env[run.env_id].append(run)
-    limits = {}
-    if mode == "minmax":
-        for env_id, group in by_env.items():
-            scores = [run.score for run in group if has_score(run)]
-            limits[env_id] = (min(scores), max(scores)) if scores else (0, 0)
-        text = "0 is the lowest and 1 the highest score of any ended run of this report in the environment"
-    elif mode == "reference":
-        for env_id, group in by_env.items():
-            published = [found for run in group if (found := reference_of(run))]
-            starts = [np.mean(run.returns[: max(1, len(run.returns) // 20)]) for run in group if len(run.returns)]
-            if published and starts:
-                limits[env_id] = float(np.mean(starts)), max(mean for mean, _ in published)
-        text = (
-            "0 is the mean return of the first twentieth of the episodes of all runs, 1 the best published score of "
-            "the algorithms shown; environments without one are left out"
-        )
-    else:
+    for env_id, group in by_env.items():
+        scores = [run.score for run in group if has_score(run)]
+        starts = [float(np.mean(run.returns[: max(1, len(run.returns) // 20)])) for run in group if len(run.returns)]
+        starts = [start for start in starts if math.isfinite(start)]
+        published = [found[0] for run in group if (found := reference_of(run))]
+        low = min(scores, default=0.0) if mode == "minmax" or not starts else float(np.mean(starts))
+        high = max(published if mode == "reference" else scores, default=low)
+        limits[env_id] = low, high
+    if mode not in MODES:
         limits = read_limits(Path(mode))
-        text = f"0 and 1 are the columns low and high of {Path(mode).name}; other environments are left out"
-    return {env: limits[env] for env in by_env if env in limits and limits[env][1] > limits[env][0]}, text
+    limits = {env: limits[env] for env in by_env if env in limits and limits[env][1] > limits[env][0]}
+    return limits, MODES.get(mode, f"0 and 1 are the columns low and high of {Path(mode).name}")
 
 
 def read_limits(path):
@@ -217,7 +217,7 @@ def read_limits(path):
         rows = csv.DictReader(path.read_text().splitlines())
         return {row["env_id"]: (float(row["low"]), float(row["high"])) for row in rows}
     except (OSError, KeyError, ValueError, TypeError) as error:
-        fail(f"--normalise {path}: needs minmax, reference, or a CSV with the columns env_id,low,high ({error})")
+        fail(f"--normalise {path}: needs start, minmax, reference, or a CSV with the columns env_id,low,high ({error})")
 
 
 def comparable(runs, limits):
@@ -241,7 +241,22 @@ def first_suite(names):
     return min(suites, key=lambda suite: (-len(suite[0]) * len(suite[1]), suite[0]), default=((), []))
 
 
-def aggregates(runs, limits):
+def course(group, curves, limits):
+    """Normalised returns of the runs of an environment at equal parts of their training, [runs, parts]."""
+    rows = []
+    for run, curve in ((run, curve) for run, curve in zip(group, curves) if curve):
+        values = smoothed(np.array(curve[1], dtype=float), SMOOTH)
+        there, (low, high) = np.flatnonzero(~np.isnan(values)), limits[run.env_id]
+        at = (np.arange(PARTS) + 0.5) / PARTS * len(values) - 0.5
+        rows.append((np.interp(at, there, values[there]) - low) / (high - low))
+    return np.array(rows)
+
+
+def iqm_of_courses(groups):
+    return stats.iqm([np.moveaxis(group, -2, -1) for group in groups])
+
+
+def aggregates(runs, curves, limits):
     """The statistics over environments of the first suite, and the end of the axis of the profiles."""
 
     def normalised(i):
@@ -259,6 +274,11 @@ def aggregates(runs, limits):
         numbers[f"iqm {keys[name]}"] = stats.bootstrap(scores[name], stats.iqm)
         profile = stats.performance_profile(scores[name], np.linspace(0, end, TAUS))
         numbers[f"profile {keys[name]}"] = np.stack(profile, axis=1)
+        of_returns = {i: curves[i].get(RETURN, {}).get("steps") for group in own[name] for i in group}
+        courses = [course([runs[i] for i in group], [of_returns[i] for i in group], limits) for group in own[name]]
+        if all(len(group) for group in courses):
+            triple = stats.bootstrap(courses, iqm_of_courses, reps=300)
+            numbers[f"course {SMOOTH} {keys[name]}"] = np.stack(triple, axis=1)
     if chosen:
         best = max(chosen, key=lambda name: numbers[f"iqm {keys[name]}"][0])
         for name in chosen:
@@ -424,9 +444,11 @@ def page_data(runs, names, tags, options):
     """Everything that the page knows, for JSON."""
     curves = [curves_of(run, tags) for run in runs]
     limits, text = scales(runs, options.normalise)
-    numbers, end = aggregates(runs, limits)
+    without = sorted({run.env_id for run in runs} - limits.keys())
+    left = f" Left out, without such a scale: {', '.join(without)}." if without else ""
+    numbers, end = aggregates(runs, curves, limits)
     for key, rows in numbers.items():
-        numbers[key] = rows if key.startswith("profile") else rows[0]
+        numbers[key] = rows if key.startswith(("profile", "course")) else rows[0]
     bases, packages = most_common_args(runs), {}
     totals = defaultdict(set)
     for run in runs:
@@ -444,20 +466,23 @@ def page_data(runs, names, tags, options):
     return {
         **{"summary": f"{summary}; made {now}{left_out}", "metrics": tags, "runs": listed, "bases": bases},
         **{"packages": [json.loads(text) for text in packages], "numbers": numbers | statistics(runs, curves, tags)},
-        **{"norm": {env: digits(pair, 7) for env, pair in limits.items()}, "norm_text": f"Normalised scores: {text}."},
+        **{
+            "norm": {env: digits(pair, 7) for env, pair in limits.items()},
+            "norm_text": f"Normalised scores: {text}.{left}",
+        },
         **{"taus": digits([end])[0], "smooth": SMOOTH},
     }
 
 
 def write_page(path, title, data):
     """Put the parts of the page into one file, and that in place at once."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
     parts = {"title": html.escape(title), "data": text.replace("<", "\\u003c")}
     parts |= {"css": (PAGE / "page.css").read_text()}
     parts["js"] = "\n".join((PAGE / f"{name}.js").read_text() for name in ("stats", "plot", "page"))
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (PAGE / "page.html").read_text())
     draft = path.with_suffix(".tmp")
-    draft.write_text(page, encoding="utf-8")
+    draft.write_text(page, encoding="utf-8", errors="backslashreplace")
     draft.replace(path)
 
 
@@ -495,9 +520,10 @@ def build(options):
     if not found:
         fail(f"no runs in {' '.join(map(str, options.paths))}")
     runs = without_duplicates(found)
-    runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     for run in runs:
         run.args = finite(run.args)
+        run.env_id, run.exp_name = str(run.env_id), str(run.exp_name)
+    runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     options.duplicates = len(found) - len(runs)
     check_output(options.output)
     page = options.output / "index.html"
@@ -519,7 +545,9 @@ def main():
     parser.add_argument(
         "--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss"
     )
-    parser.add_argument("--normalise", default="minmax", help="minmax, reference or a CSV, see above (default: minmax)")
+    parser.add_argument(
+        "--normalise", default="start", help="start, minmax, reference or a CSV, see above (default: start)"
+    )
     parser.add_argument(
         "--videos", type=int, default=6, metavar="N", help="videos of each run, evenly spaced (default: 6)"
     )
@@ -527,7 +555,7 @@ def main():
     options = parser.parse_args()
     if options.videos < 0:
         fail("--videos must be 0 or more")
-    if options.normalise not in ("minmax", "reference"):
+    if options.normalise not in MODES:
         read_limits(Path(options.normalise))
     page, n = build(options)
     size = page.stat().st_size / 1e6

@@ -103,11 +103,14 @@ def read_folder(folder, tags=()):
         entries = np.repeat(np.arange(n), counts[:n].astype(int))
         steps, returns, seconds, walls = (column[entries] for column in (steps, returns, seconds, walls))
     script = next((path.name for path in folder.glob("*.py")), f"{args.get('exp_name', folder.name)}.py")
-    speed_steps = series[SPEED][0]
+    logged = series[SPEED][0].tolist()
+    last_step = max(logged or steps.tolist(), default=0)
+    # Other libraries may log no speed: then the last episode has to be near the end.
+    ended = has_ended(args, logged) if logged else last_step >= 0.95 * total
     common = {
         **{"env_id": env_id, "exp_name": args.get("exp_name") or Path(script).stem, "script": script},
-        **{"total_timesteps": total, "ended": has_ended(args, speed_steps.tolist()), "source": "run"},
-        **{"last_step": int(max(speed_steps, default=0)), "folder": folder, "args": args},
+        **{"total_timesteps": total, "ended": ended, "source": "run"},
+        **{"last_step": last_step, "folder": folder, "args": args},
         **{"command": text("command.txt").split("\n")[0], "commit": text("commit.txt").strip()},
         "packages": dict(line.split("==", 1) for line in text("packages.txt").split() if "==" in line),
         "videos": find_videos(folder, args, steps, walls),

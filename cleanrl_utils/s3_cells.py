@@ -393,7 +393,9 @@ def main():
         print('s3_cells: S3 needs boto3: pip install -e ".[cloud]" or pip install boto3', file=sys.stderr)
         sys.exit(2)
     try:
-        sys.exit(work(connect("s3"), options.url, index, max(0.1, options.sync_every)))
+        code = work(connect("s3"), options.url, index, max(0.1, options.sync_every))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is in S3: the exit code should say so
+        sys.exit(code)
     except Lost as error:
         message, code = f"nothing more is done here: {error}", 1
     except (ValueError, IndexError) as error:

@@ -239,9 +239,10 @@ def check_places(s3, batch, options):
         fail(f"there is no job queue {options.queue} in {batch.meta.region_name}")
     if queues[0]["state"] != "ENABLED":
         fail(f"the job queue {options.queue} is {queues[0]['state']}")
-    name = {"jobDefinitions": [options.definition]} if ":" in options.definition else {}
-    name = name or {"jobDefinitionName": options.definition}
-    listed = batch.describe_job_definitions(**name, status="ACTIVE")["jobDefinitions"]
+    name, _, revision = options.definition.rsplit("/", 1)[-1].partition(":")  # also of an ARN
+    pages = batch.get_paginator("describe_job_definitions").paginate(jobDefinitionName=name, status="ACTIVE")
+    listed = [found for page in pages for found in page["jobDefinitions"]]
+    listed = [found for found in listed if revision in ("", str(found["revision"]))]
     if not listed:
         fail(f"there is no active job definition {options.definition} in {batch.meta.region_name}")
     container = max(listed, key=lambda found: found["revision"]).get("containerProperties", {})
@@ -255,7 +256,10 @@ def price_of(batch, options, vcpus, gpus):
     if options.price_per_vcpu_hour is not None:
         price = options.price_per_vcpu_hour * vcpus
         return price, f"${price:.4g} for a cell and hour: {vcpus:g} vCPUs (--price-per-vcpu-hour)"
-    price, line = cloud_cost.filed_price(options.prices, options.queue, vcpus, gpus)
+    try:
+        price, line = cloud_cost.filed_price(options.prices, options.queue, vcpus, gpus)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        fail(f"--prices {options.prices}: {error}")
     if price is not None:
         return price, line
     advice = f"give --price-per-vcpu-hour, or fill in {options.prices}"

@@ -28,12 +28,14 @@ SHELL = ("bash", "sh", "shell", "zsh")
 CONSOLE = ("console", "shell-session", "")  # commands follow a prompt, the rest is what they print
 
 # What is known to exist, for those that take anything, and for those with commands of their own
-ANYTHING = set("cat cd chmod cp curl df diff echo editor export grep head kill ls mkdir mv nproc open rm rsync".split())
+ANYTHING = set(
+    "cat cd chmod cp curl df diff echo editor export grep head id kill ls mkdir mv nproc open read rm rsync".split()
+)
 ANYTHING |= set("scp sed seq sleep sort source . ssh tail tee true umask unset wait watch which xdg-open".split())
 ANYTHING |= set("nvidia-smi optuna-dashboard sacct sbatch scancel scontrol sinfo squeue tensorboard".split())
 IMAGES = "build create exec images inspect load login logs ps pull push rm run save stop tag version".split()
 COMMANDS = {
-    "aws": "batch configure cloudwatch ec2 ecr iam logs s3 s3api sts".split(),
+    "aws": "batch configure cloudwatch ec2 ecr iam logs s3 s3api secretsmanager ssm sts".split(),
     "apt-get": ["install", "update"],
     "docker": IMAGES,
     "buildah": [*IMAGES, "bud", "from"],
@@ -268,7 +270,7 @@ def check_paths(words, made, root):
     """What looks like a path into the repository is there, unless it is to be written."""
     tops = [path.name for path in root.iterdir() if path.is_dir() and path.name not in ("runs", "site", "wandb")]
     inside = re.compile(rf"(?:\./)?(?:{'|'.join(map(re.escape, tops))})/[\w./*?\[\]-]+")
-    for before, word in zip(["", *words], words):
+    for before, word in zip(["", *words], words if words[0] != "aws" else []):
         option, equals, value = word.partition("=")
         path = (value if equals and option.startswith("-") else word).split("::")[0]
         if not inside.fullmatch(path) or before in OUTPUT or option in OUTPUT or path in made:

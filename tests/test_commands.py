@@ -8,6 +8,7 @@ import ast
 import glob
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from textwrap import dedent
@@ -15,12 +16,10 @@ from textwrap import dedent
 import forks
 import pytest
 from commands import CONSOLE, SHELL, Reader, blocks, check_text, pages, shell
-from conftest import ROOT, fork_server, inspect_run, require_for, require_program, run_dir, script
+from conftest import FILES, ROOT, fork_server, inspect_run, require_for, require_program, run_dir, script
 
 PAGES = [str(page.relative_to(ROOT)) for page in pages()]
-NOT_ALL = re.compile(
-    "arguments are required|refuses it: Required options"
-)  # of a command in the text, which may be a part
+NOT_ALL = re.compile("arguments are required|refuses it: Required options")  # a command in the text may be a part
 FIRST = r"(?:python|pip|make|uv run) "
 
 
@@ -61,6 +60,18 @@ def test_bash_reads_every_block():
             if block.language in SHELL + ("console",):
                 done = subprocess.run(["bash", "-n"], input=shell(block), text=True, capture_output=True)
                 assert done.returncode == 0, f"{page}:{block.line}: {done.stderr}"
+
+
+def test_commands_in_files_and_suites():
+    """The line "Run:" of a file, and the commands of the suites."""
+    wrong = []
+    for name in FILES:
+        (command,) = re.findall(r"(?m)^Run: (.*)$", ast.get_docstring(ast.parse(script(name).read_text())))
+        wrong += [(name, *found) for found in check_text(command, made=[f"{name}.py"])]
+    for path in sorted((ROOT / "benchmark/suites").glob("*.toml")):
+        for entry in tomllib.loads(path.read_text())["run"]:
+            wrong += [(path.name, *found) for command in entry["commands"] for found in check_text(command)]
+    assert not wrong
 
 
 def test_other_blocks_are_what_they_say():
@@ -152,7 +163,7 @@ def folder(tmp_path_factory):
     require_for("ppo")
     folder = tmp_path_factory.mktemp("clone")
     for name in ("benchmark", "cleanrl", "cleanrl_utils"):
-        (folder / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "sleep5.py").write_text("")
     for name in ("ppo", "dqn"):
         where = tmp_path_factory.mktemp("run")
@@ -185,13 +196,13 @@ def test_runs_and_what_is_done_with_them(folder):
         words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
         text = " ".join(words)
         program = re.match(rf"python (?:cleanrl|{EXAMPLE})/(ppo|dqn)\.py\b(?!.*(--track|--help|--upload-model))", text)
-        tool = re.match(r"python -m (cleanrl_utils\.(?:evaluate|reproduce|card)|benchmark\.record) ", text)
+        tool = re.match(r"python -m (cleanrl_utils\.(?:evaluate|reproduce|card|report)|benchmark\.record) ", text)
         if program and not re.search(r"--env-id (?!CartPole|Acrobot)", text):
             name = program[1] or program[2]
             words = [word for word in cut(words[2:], "--total-timesteps") if word != "--capture-video"]
             more = FEWER[name] if "--resume" not in words else ["--total-timesteps", "1536"] if name == "ppo" else []
             commands[tuple([name, *words, *more])] = where
-        elif tool and re.search(rf"{EXAMPLE}|RUN_A|__ppo__\*", text):
+        elif tool and "--commit" not in words and re.search(rf"{EXAMPLE}|RUN_A|__ppo__\*|report runs\b", text):
             words = [re.sub("RUN_[AB]", "runs/CartPole-v1__ppo__1__1700000000", word) for word in words[3:]]
             words = [path for word in words for path in glob.glob(word, root_dir=folder) or [word]]
             words = [word for word in cut(words, "--steps") if word != "--capture-video"]

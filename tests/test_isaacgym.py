@@ -1,12 +1,14 @@
 """PPO on simulators whose tensors stay on the device: equations, JAX's arrays as tensors, real simulators."""
 
 import functools
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from conftest import environment, inspect_run, inspect_runs, load, raw_scalars, require, run_dir, script, smoke
 from test_math import advantages_of_episode
+from test_resume import kill_at_checkpoint
 
 torch = pytest.importorskip("torch")
 NAME = "ppo_continuous_action_isaacgym"
@@ -149,6 +151,18 @@ def test_the_reward_scaler_scales_what_is_learned_from(tmp_path):
     np.testing.assert_allclose(three["advantages"] - one["advantages"], expected, rtol=1e-3, atol=1e-4)
     returns = [[x for x in raw_scalars(folder) if "episodic" in x[0]] for folder in (tmp_path / "runs").iterdir()]
     assert returns[0] == returns[1] != []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_the_step_size_shrinks_after_a_resume_too(tmp_path):
+    """An optimizer that has loaded its state reads a step size of its own."""
+    argv = [*smoke(NAME, learning_rate=0.1, checkpoint_freq=1), "--anneal-lr"]
+    kill_at_checkpoint(NAME, argv, tmp_path, number=3, before=False)
+    look = 'result["lr"] = optimizer.param_groups[0]["lr"].item()'
+    result = inspect_run(script(NAME), "--resume", run_dir(tmp_path), cwd=tmp_path, after=look)
+    logged = [value for tag, _, value in raw_scalars(run_dir(tmp_path)) if tag == "charts/learning_rate"]
+    np.testing.assert_allclose(logged, [0.1, 0.075, 0.05, 0.025], rtol=1e-6)
+    assert result["lr"] == pytest.approx(0.025)
 
 
 COUNT = """

@@ -44,6 +44,8 @@ def test_means_of_episodes_and_players(tmp_path):
     )
     (run,) = load(folder)
     assert run.returns.tolist() == [0, 2, 4] and not run.ended
+    write_events(folder / "events.out.tfevents.1", [scalar(1, "charts/episodic_return", 7, step) for step in (1, 960)])
+    assert load(folder)[0].ended, "which logs no speed"
     write_events(folder / "events.out.tfevents.1", [Event(wall_time=1, file_version="brain.Event:2")])
     (run,) = load(folder)
     assert not len(run.returns) and np.isnan(run.score)

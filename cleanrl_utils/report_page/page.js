@@ -289,6 +289,8 @@ function renderCurves(runs) {
 
 // -------------------------------------------------------------------------------------------------------- aggregates
 
+const PARTS = 50;  // points of the course of the interquartile mean
+
 // name -> environment -> its ended runs with the most steps, of environments with a scale.
 function comparable(runs) {
   const byName = new Map();
@@ -316,9 +318,18 @@ function suitesOf(byName) {
   return suites.filter((suite) => suite.names.length > 1).sort((a, b) => b.size - a.size || collate(a.key, b.key));
 }
 
-function normalised(run) {
+function normalised(run, value) {
   const [low, high] = D.norm[run.env];
-  return (run.score - low) / (high - low);
+  return (value - low) / (high - low);
+}
+
+// The normalised returns of a run at equal parts of its training, or null without a curve.
+function courseOf(run) {
+  const curve = runCurve(run, { metric: D.metrics[0], x: "steps", smooth: state.smooth });
+  if (!curve) return null;
+  const places = centres(curve.end, PARTS), first = curve.y.find(known), last = curve.y.findLast(known);
+  const start = curve.x[curve.y.findIndex(known)];
+  return interpolate(curve.x, curve.y, places).map((y, i) => normalised(run, y ?? (places[i] < start ? first : last)));
 }
 
 function fill(select, options, value) {
@@ -339,17 +350,20 @@ function renderAggregates(runs) {
   const entries = suite.names.map((name) => {
     const groups = suite.envs.map((env) => byName.get(name).get(env));
     const key = groups.map((group) => group.map((run) => run.index)).join(";");
-    const scores = groups.map((group) => group.map(normalised));
-    return { name, key, scores, label: labels.get(name), iqm: remembered(`iqm ${key}`, () => bootstrap(scores, iqm)) };
+    const scores = groups.map((group) => group.map((run) => normalised(run, run.score)));
+    const middle = remembered(`iqm ${key}`, () => bootstrap(scores, iqm));
+    return { name, key, groups, scores, label: labels.get(name), iqm: middle };
   });
   entries.sort((a, b) => b.iqm[0] - a.iqm[0]);
   const base = entries.find((entry) => entry.name === state.base) ?? entries[0];
   const brief = (envs) => envs.slice(0, 4).join(", ") + (envs.length > 4 ? ` and ${envs.length - 4} more` : "");
   fill($("suite"), suites.map((s) => [s.key, `${brief(s.envs)} (${s.names.length} groups)`]), suite.key);
   fill($("base"), entries.map(({ name }) => [name, name]), base.name);
-  const profiles = profileChart(entries, suite.key);
-  place.replaceChildren(iqmFigure(entries, suite.envs), profiles.figure, improvementFigure(entries, base));
-  profiles.draw();
+  const charts = [courseChart(entries, suite.key), profileChart(entries, suite.key)];
+  const [courses, profiles] = charts.map((one) => one.figure);
+  const rows = make("div", { class: "column" }, iqmFigure(entries, suite.envs), improvementFigure(entries, base));
+  place.replaceChildren(rows, courses, profiles);
+  for (const one of charts) one.draw();
 }
 
 const intervalRow = ({ name, label }, inks, [point, low, high]) =>
@@ -361,6 +375,25 @@ function iqmFigure(entries, envs) {
   const title = "Interquartile mean", x = `normalised score (${count(envs.length, "environment")}, ${runs} each)`;
   return still(title, (inks, whole) =>
     intervalPlot({ title, x, rows: entries.map((entry) => intervalRow(entry, inks, entry.iqm)) }, inks, whole));
+}
+
+// The interquartile mean of the returns in the course of training.
+function courseChart(entries, key) {
+  const title = "Interquartile mean over training", x = centres(100, PARTS);
+  const triplesOf = (entry) => remembered(`course ${state.smooth} ${entry.key}`, () => {
+    const courses = entry.groups.map((group) => group.map(courseOf).filter(Boolean));
+    if (!courses.every((group) => group.length)) return null;
+    return x.map((_, i) => bootstrap(courses.map((group) => group.map((course) => course[i])), iqm, 100));
+  });
+  return chart(title, `courses ${key}`, (inks) => {
+    const series = entries.filter(triplesOf).map((entry) => {
+      const [y, low, high] = [0, 1, 2].map((i) => triplesOf(entry).map((triple) => triple[i]));
+      const look = { name: entry.name, colour: colour(entry.label, inks), dash: dash(entry.label) };
+      return { ...look, x, y, low, high, end: 100 };
+    });
+    const axis = { label: "% of the steps of training", range: [0, 100], say: (part) => `${show(part)} % of training` };
+    return { title, series, x: axis, y: { label: "normalised return" }, empty: "no curves recorded" };
+  });
 }
 
 function profileChart(entries, key) {
@@ -737,7 +770,6 @@ function listenToPage() {
   addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
   const wanted = matchMedia("(prefers-color-scheme: dark)");
   const setTheme = (name) => { document.documentElement.dataset.theme = name; };
-  setTheme(wanted.matches ? "dark" : "light");
   wanted.addEventListener("change", () => { setTheme(wanted.matches ? "dark" : "light"); render(); });
   $("theme").addEventListener("click", () => { setTheme(dark() ? "light" : "dark"); render(); });
 }

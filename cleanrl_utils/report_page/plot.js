@@ -192,7 +192,7 @@ function inside(spec, xs, ys, box, inks, shade) {
 
 // Curves as an SVG element, with the scales to find one's way in it. `whole` is for a file: with title and legend.
 function plot(spec, zoom, inks, whole = false, width = WIDTH) {
-  const named = spec.series.filter((s) => !s.faint), shade = named.length > 4 ? 0.05 : 0.17;
+  const named = spec.series.filter((s) => !s.faint), shade = named.length > 4 ? (whole ? 0.1 : 0.05) : 0.17;
   const top = whole ? 30 : 0, below = whole ? 12 + 18 * Math.ceil(named.length / 2) : 0;
   const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
   const full = spec.x.range ?? [0, Math.max(...spec.series.map((s) => s.end), 1e-9)];
