@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
-FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "docs", "scripts", "tests"]
+FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "cloud", "docs", "scripts", "tests"]
 TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
 TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune", "cloud", "docs"}
 
@@ -89,6 +89,12 @@ def install_browser():
     apt([] if found else ["chromium", "fonts-dejavu-core"], "Chromium")
 
 
+def install_podman():
+    """What builds and runs the container image, and makes the Debian that it stands on."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    apt([name for name in ("podman", "runc", "mmdebstrap") if not shutil.which(name, path=path)], "podman")
+
+
 def train(arguments):
     install(set())
     python("cleanrl/ppo.py", "--env-id", "CartPole-v1", *arguments, "--save-model")
@@ -100,6 +106,7 @@ def test(arguments):
     install_gl()
     install_godot()
     install_browser()
+    install_podman()
     if "test_engines.py" not in " ".join(arguments) or "--ignore" not in " ".join(arguments):
         install_slurm()
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
