@@ -197,7 +197,7 @@ def podman(tmp_path_factory):
     )
     command = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run")]
 
-    def call(*words, code=0, timeout=300):
+    def call(*words, code=0, timeout=600):
         env = os.environ | {"CONTAINERS_CONF": str(settings), "TMPDIR": str(folder)}
         pipes = {"capture_output": True, "text": True, "timeout": timeout}
         done = subprocess.run([*command, *map(str, words)], env=env, check=False, cwd=folder, **pipes)
@@ -241,13 +241,13 @@ def test_a_container_is_stopped_and_another_finishes(podman, image):
     runs = podman.folder / "runs"
     runs.mkdir()
     runs.chmod(0o777)
-    volume = ["-v", f"{runs}:/cleanrl/runs"]
+    volume = ["-e", "OMP_NUM_THREADS=1", "-v", f"{runs}:/cleanrl/runs"]
     (podman.folder / "lent.pth").write_text("/lent\n")  # torch, behind what the image has itself
     volume += ["-v", f"{Path(find_spec('torch').origin).parents[1]}:/lent:ro"]
     volume += ["-v", f"{podman.folder}/lent.pth:/opt/venv/lib/python3.11/site-packages/lent.pth:ro"]
     seen = podman("run", "--rm", image, "sh", "-c", "id -u; touch cleanrl/ppo.py || echo read-only")
     assert seen.split() == ["1000", "read-only"]
-    command = ["python", "cleanrl/ppo.py", "--no-cuda", "--total-timesteps", "30000", "--num-envs", "1"]
+    command = ["python", "cleanrl/ppo.py", "--no-cuda", "--total-timesteps", "16000", "--num-envs", "1"]
     podman("run", "-d", "--name", "first", *volume, image, *command)
     deadline = time.monotonic() + 120
     while "step" not in podman("logs", "first"):
@@ -259,10 +259,10 @@ def test_a_container_is_stopped_and_another_finishes(podman, image):
     assert (folder / "checkpoint.pt").stat().st_uid == 1000
     assert (folder / "commit.txt").read_text() == "0123abc\n"
     log = podman("run", "--rm", *volume, image, "python", "cleanrl/ppo.py", "--resume", f"runs/{folder.name}")
-    assert "30000" in log
+    assert "16000" in log
 
 
-def test_image_holds_no_settings_of_the_machine(podman, image):
+def test_a_container_holds_no_settings_of_the_machine(podman, image):
     """What the build was lent to reach its packages is not in the image."""
     seen = podman("run", "--rm", image, "sh", "-c", "cat /etc/pip.conf; ls -A /requirements /root /tmp; env", code=0)
     assert "find-links" not in seen and "index" not in seen and "PIP" not in seen
@@ -415,7 +415,7 @@ def test_jobs_are_retried_as_our_tools_ask(monkeypatch):
 def test_bucket_and_images_are_shut():
     resources = blocks("resource")
     access = resources["aws_s3_bucket_public_access_block", "runs"]
-    assert [access.pop(name) for name in sorted(access) if name != "bucket"] == [True] * 4
+    assert [access[name] for name in access if name != "bucket"] == [True] * 4
     (rule,) = resources["aws_s3_bucket_server_side_encryption_configuration", "runs"]["rule"]
     assert rule["apply_server_side_encryption_by_default"] == [{"sse_algorithm": "AES256"}]
     assert resources["aws_s3_bucket_versioning", "runs"]["versioning_configuration"] == [{"status": "Enabled"}]
