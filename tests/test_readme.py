@@ -10,7 +10,7 @@ from conftest import LINEAGE, ROOT, default, each
 def test_the_row_of_a_file(name):
     """Its environment is the default, its parent that of the lineage, and its page exists and names it."""
     readme = (ROOT / "README.md").read_text()
-    (row,) = re.findall(rf"(?m)^\| \[`{name}\.py`\]\(cleanrl/{name}\.py\) \|.*$", readme)
+    (row,) = re.findall(rf"(?m)^\| \[`{name}\.py`\]\(cleanrl/{name}\.py\) \|.*\[docs\].*$", readme)
     *_, environments, parent, page, _ = (cell.strip() for cell in row.split("|"))
     assert parent == (f"`{LINEAGE[name]['parent']}.py`" if "parent" in LINEAGE[name] else "")
     assert environments.endswith(f": {default(name, 'env_id')}")
