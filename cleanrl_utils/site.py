@@ -43,7 +43,9 @@ LINK = re.compile(r"""(\]\()([^()\s]+)((?:\s+(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\]
 BLOCK = re.compile(r"(<!-- (results|algorithms)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
 ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
+WIDE, UNSEARCHED, BOOST = "hide: [navigation, toc]", "search: {exclude: true}", "search: {boost: 4}"
 PART = '<div data-part="{}"></div>'  # what HTML is put in the place of once MkDocs is done
+NOT_FOUND = '<h1>There is no such page</h1><p>Search for it above, or begin <a href="/">at home</a>.</p>'
 LEXERS = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "bash", ".tf": "terraform"}
 
 
@@ -109,12 +111,14 @@ def relative(target, start):
 
 def fill_blocks(root, path, text):
     """The text of a page with its generated blocks as they should be, and what is wrong with their markers."""
-    findings = []
+    findings, code = [], in_code(text)
 
     def link(name):
         return relative(root / f"cleanrl/{name}.py", path.parent)
 
     def fill(match):
+        if code(match.start()):
+            return match[0]
         start, kind, words, end = match.groups()
         names = [word.removesuffix(".py") for word in (words or "").split()]
         if kind == "algorithms":
@@ -174,10 +178,13 @@ class Site:
         self.root, self.folder = root, folder
         self.parts, self.todo, self.done = {}, [], set()
 
-    def write(self, page, text):
+    def write(self, page, text, front=""):
+        """A page; `front` is what MkDocs is told about it."""
         path = self.folder / page
+        if path.exists():
+            raise FileExistsError(f"two pages are called {page}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
+        path.write_text(f"---\n{front}\n---\n\n{text}" if front else text, encoding="utf-8", newline="\n")
         self.done.add(page)
 
     def part(self, name, content):
@@ -218,7 +225,7 @@ class Site:
             if not goal.is_relative_to(self.root):
                 return match[0]
             shown = self.page_of(goal, anchor)
-            if shown is None or shown == goal.relative_to(self.root / "docs" if "docs" in goal.parts else self.root):
+            if shown is None:
                 return match[0]
             anchor = re.sub(r"^(L\d+)-L\d+$", r"\1", "" if anchor == "diff" else anchor)
             after = ")" if anchor.startswith("L") else after  # the title was for the number
@@ -253,10 +260,9 @@ def add_parts(site, page, text):
         if names != ["all"]:
             return behind_table(match[0], names)
         first, *sections = re.split(r"(?m)^(?=## )", match[0])
-        if find_spec("cleanrl_utils.report"):
-            where = relative("benchmark/report/index.html", PurePosixPath(page).with_suffix(""))
-            button = f'<p><a class="md-button" href="{where}">All recorded runs, interactively</a></p>'
-            first += site.part("report", button) + "\n\n"
+        where = relative("benchmark/report/index.html", PurePosixPath(page).with_suffix(""))
+        button = f'<p><a class="md-button" href="{where}">All recorded runs, interactively</a></p>'
+        first += site.part("report", button) + "\n\n"
         return first + "".join(map(behind_table, sections, site_pages.by_page(site.root).values()))
 
     def comment(match):
@@ -277,31 +283,32 @@ def write_source(site, name):
     children = [other for other, entry in site_pages.lineage(root).items() if entry.get("parent") == name]
     head = [
         f"[{site_pages.page_title(root, page)}](../rl-algorithms/{page}.md)",
-        "[all files](../rl-algorithms/overview.md)",
+        "[all files](../rl-algorithms/files.md)",
     ]
     if parent:
         plus, minus = site_pages.changed(root, name)
         head.append(f"[diff to `{parent}.py`: +{plus} −{minus}](diff-{name}.md)")
-    lines = [f"# {name}.py", " · ".join(head), f"{what}; {where}."]
+    lines = [f"# `{name}.py`", " · ".join(head), f"{what}; {where}."]
     if children:
         lines.append("Variants: " + ", ".join(f"[`{child}.py`](diff-{child}.md)" for child in children) + ".")
     lines += ["## Flags", site_pages.flags_table(root, name), "## Source"]
     lines.append(site.part(f"source {name}", site_pages.source_html(site_pages.source(root, name), "python")))
-    site.write(f"source/{name}.md", "---\nhide: [navigation, toc]\n---\n\n" + "\n\n".join(lines) + "\n")
+    site.write(f"source/{name}.md", "\n\n".join(lines) + "\n", WIDE)
     if parent:
         content = site_pages.diff_html(root, parent, name, from_page(f"source/diff-{name}.md"))
-        lines = [f"# {name}.py against {parent}.py"]
-        lines.append(f"[`{parent}.py`]({parent}.md) on the left, [`{name}.py`]({name}.md) on the right: "
-                     f"{plus} lines added, {minus} taken away. What both have is folded.")  # fmt: skip
+        lines = [f"# `{name}.py` against `{parent}.py`"]
+        lines.append(f"{head[0]}: [`{name}.py`]({name}.md) adds {plus} lines to [`{parent}.py`]({parent}.md) and takes "
+                     f"{minus} away. What both have is folded.")  # fmt: skip
         lines.append(site.part(f"diff {name}", content))
-        site.write(f"source/diff-{name}.md", "---\nhide: [navigation, toc]\n---\n\n" + "\n\n".join(lines) + "\n")
+        site.write(f"source/diff-{name}.md", "\n\n".join(lines) + "\n", f"{WIDE}\n{UNSEARCHED}")
 
 
 def write_other(site, page, path):
     """The page of any other file or folder that a page links to."""
     name = path.relative_to(site.root).as_posix()
     if path.suffix == ".md":
-        site.write(page, add_parts(site, page, site.rewrite(page, path, path.read_text(encoding="utf-8"))))
+        text = site.rewrite(page, path, path.read_text(encoding="utf-8"))
+        site.write(page, add_parts(site, page, text), UNSEARCHED if page == "readme.md" else "")
     elif path.is_dir():
         items = []
         for child in sorted(path.iterdir()):
@@ -312,14 +319,16 @@ def write_other(site, page, path):
                 f"[`{child.name}`]({relative(target, PurePosixPath(page).parent)})" if target else f"`{child.name}/`"
             )
             items.append(f"- {shown}")
-        site.write(page, f"# {name}\n\n" + "\n".join(items) + "\n")
+        site.write(page, f"# `{name}`\n\n" + "\n".join(items) + "\n", UNSEARCHED)
     else:
         text = path.read_text(encoding="utf-8", errors="replace")
         content = site.part(f"source {name}", site_pages.source_html(text, LEXERS.get(path.suffix, "text")))
-        site.write(page, f"---\nhide: [navigation, toc]\n---\n\n# {name}\n\n{content}\n")
+        site.write(page, f"# `{name}`\n\n{content}\n", f"{WIDE}\n{UNSEARCHED}")
 
 
-def write_overview(site):
+def write_lists(site):
+    """The pages of all files and of all metrics."""
+
     def link(name):
         return f"../source/{name}.md"
 
@@ -331,17 +340,18 @@ def write_overview(site):
     ]
     tree = site_pages.tree(root, link, lambda name: f"../source/diff-{name}.md")
     site.write(
-        "rl-algorithms/overview.md",
-        "# Overview\n\nOne file is one variant of one algorithm. A variant begins as a copy of its parent and changes "
+        "rl-algorithms/files.md",
+        "# All files\n\nOne file is one variant of one algorithm. A variant begins as a copy of its parent and changes "
         "what the algorithm changes, so the diff between the two is the difference between the algorithms.\n\n"
         f"## Descent\n\nBehind each variant: the lines that it adds to its parent and takes away.\n\n{tree}\n\n"
-        f"## All files\n\n{site_pages.table(head, rows)}\n",
+        f"## What each is for\n\n{site_pages.table(head, rows)}\n",
     )
     metrics = site_pages.metrics_page(root, lambda page: f"{page}.md", link)
     site.write(
         "rl-algorithms/metrics.md",
-        "---\nhide: [toc]\n---\n\n# Metrics\n\nEverything that the files log, read from their text. The pages of the "
+        "# All metrics\n\nEverything that the files log, read from their text. The pages of the "
         f"algorithms explain them.\n\n{metrics}\n",
+        "hide: [toc]",
     )
 
 
@@ -352,30 +362,28 @@ def assemble(root, folder):
         page = path.relative_to(root / "docs").as_posix()
         if path.suffix == ".md":
             text = site.rewrite(page, path, path.read_text(encoding="utf-8"))
-            site.write(page, add_parts(site, page, text))
+            site.write(page, add_parts(site, page, text), BOOST if page.startswith(("get-", "rl-")) else "")
         else:
             (folder / page).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / page)
     for name in site_pages.lineage(root):
         write_source(site, name)
-    write_overview(site)
+    write_lists(site)
     while site.todo:
         write_other(site, *site.todo.pop())
     return site.parts
 
 
-def navigation(nav, folder, draft):
-    """The navigation with folder/* written out; a draft leaves out the pages that are not there."""
+def navigation(nav, folder):
+    """The navigation with folder/* written out."""
     kept = []
     for entry in nav:
         ((title, value),) = entry.items() if isinstance(entry, dict) else (("", entry),)
         if isinstance(value, list):
-            value = navigation(value, folder, draft)
+            value = navigation(value, folder)
         elif value.endswith("/*"):
             pages = sorted(path.relative_to(folder).as_posix() for path in folder.glob(f"{value[:-1]}*.md"))
             value = [page for page in pages if not PurePosixPath(page).name.startswith("000")]
-        elif draft and not (folder / value).exists():
-            continue
         kept.append({title: value} if title else value)
     return kept
 
@@ -389,6 +397,7 @@ def finish(output, parts):
     for path in sorted(output.rglob("*.html")):
         text = path.read_text(encoding="utf-8")
         filled = re.sub(r"(?<!</span>)<code>[^<]*</code>", breakable, text)  # in a sentence or a table, not in a block
+        filled = filled.replace("<h1>404 - Not found</h1>", NOT_FOUND)
         filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', lambda match: parts[unescape(match[1])], filled)
         if filled != text:
             path.write_text(filled, encoding="utf-8", newline="\n")
@@ -418,7 +427,7 @@ def broken_links(output):
                 yield path, f"links to {value}, but there is no such place in that page"
 
 
-def build(root, output, draft=False):
+def build(root, output):
     """The site in a folder; returns what is wrong with it."""
     import yaml
 
@@ -426,10 +435,10 @@ def build(root, output, draft=False):
         folder = Path(temporary, "docs")
         parts = assemble(root, folder)
         config = yaml.safe_load((root / "mkdocs.yml").read_text(encoding="utf-8"))
-        config["nav"] = navigation(config["nav"], folder, draft)
+        config["nav"] = navigation(config["nav"], folder)
         config |= {"docs_dir": str(folder), "site_dir": str(Path(temporary, "site"))}
         Path(temporary, "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", *(["--strict"] * (not draft))]
+        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
         environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "SOURCE_DATE_EPOCH": "0"}
         command += ["--config-file", str(Path(temporary, "mkdocs.yml"))]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -439,8 +448,8 @@ def build(root, output, draft=False):
         for name in ("sitemap.xml", "sitemap.xml.gz"):  # they want an address, and say when
             (made / name).unlink(missing_ok=True)
         finish(made, parts)
-        add_report(root, made)
-        problems = [f"{path.relative_to(made).as_posix()}: {what}" for path, what in broken_links(made)]
+        problems = add_report(root, made)
+        problems += [f"{path.relative_to(made).as_posix()}: {what}" for path, what in broken_links(made)]
         if output.exists():
             shutil.rmtree(output)
         shutil.copytree(made, output)
@@ -448,24 +457,22 @@ def build(root, output, draft=False):
 
 
 def add_report(root, made):
-    """The interactive page of all recorded results, where the tool for it is there."""
-    if find_spec("cleanrl_utils.report"):
-        command = [sys.executable, "-m", "cleanrl_utils.report", str(root / "benchmark/results")]
-        quiet = {"capture_output": True, "env": os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}}
-        subprocess.run([*command, "-o", str(made / "benchmark/report")], check=True, **quiet)
+    """The interactive page of all recorded results; returns what is wrong with it."""
+    command = [sys.executable, "-m", "cleanrl_utils.report", str(root / "benchmark/results")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command += ["-o", str(made / "benchmark/report")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return ran.stderr.strip().split("\n") if ran.returncode else []
 
 
 def stamps(root):
-    places = [root / "docs", root / "cleanrl", root / "benchmark/results", root / "cleanrl_utils"]
-    files = [
-        path for place in places for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    ]
-    return {path: path.stat().st_mtime_ns for path in [*files, root / "README.md", root / "mkdocs.yml"]}
+    places = [root / name for name in ("docs", "cleanrl", "cleanrl_utils", "benchmark", "cloud")]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    files += [*root.glob("*.md"), root / "mkdocs.yml"]
+    return {path: path.stat().st_mtime_ns for path in files if "__pycache__" not in path.parts}
 
 
-def serve(root, output, port, draft):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(output))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+def serve(root, output, server):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
     seen = stamps(root)
@@ -474,7 +481,7 @@ def serve(root, output, port, draft):
         if (now := stamps(root)) != seen:  # in a process of its own: this one has read the files already
             seen = now
             command = [sys.executable, "-m", "cleanrl_utils.site", "build", "--root", root, "-o", output]
-            subprocess.run([*map(str, command), *(["--draft"] * draft)])
+            subprocess.run([*map(str, command)])
 
 
 def main(argv=None):
@@ -482,7 +489,6 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.site", **style)
     parser.add_argument("command", choices=("check", "fix", "build", "serve"))
     parser.add_argument("-o", "--output", type=Path, default=None, help="folder of the site, replaced (default: site)")
-    parser.add_argument("--draft", action="store_true", help="build although pages of the navigation are missing")
     parser.add_argument("--port", type=int, default=8000, help="where to serve (default: 8000)")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the repository (default: this)")
     args = parser.parse_args(argv)
@@ -494,14 +500,20 @@ def main(argv=None):
     if not find_spec("material"):
         parser.error('the package mkdocs-material is missing: pip install -e ".[docs]"')
     output = (args.output or root / "site").resolve()
-    if output.exists() and not (output / "404.html").exists() and any(output.iterdir()):
-        parser.error(f"{output} holds something else than a site; name another folder with -o")
-    problems = build(root, output, args.draft)
+    if output.is_file() or output.exists() and not (output / "404.html").exists() and any(output.iterdir()):
+        parser.error(f"{output} is something else than a site; name another folder with -o")
+    if args.command == "serve":
+        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(output))
+        try:
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), handler)
+        except (OSError, OverflowError) as error:
+            parser.error(f"cannot serve at port {args.port} ({error}); name another with --port")
+    problems = build(root, output)
     for problem in problems:
         print(problem)
     if args.command == "serve" and (output / "index.html").exists():
         try:
-            serve(root, output, args.port, args.draft)
+            serve(root, output, server)
         except KeyboardInterrupt:
             return 0
     if not problems:

@@ -45,7 +45,7 @@ COMMANDS = {
     "hf": "auth cache download models repos upload".split(),
     "mkdocs": ["build", "serve"],
     "pre-commit": ["install", "run"],
-    "ray": "job start status stop up down submit".split(),
+    "ray": "attach down exec job start status stop submit up".split(),
     "ruff": ["check", "format"],
     "terraform": "apply destroy fmt import init output plan show validate workspace".split(),
     "wandb": "disabled enabled login offline online sync".split(),
@@ -221,6 +221,7 @@ def check_text(text, made=(), root=ROOT):
 def check(words, made=frozenset(), root=ROOT):
     """Raise `Wrong` unless a command, given as its words, can be what it seems to be."""
     check_paths(words, made, root)
+    check_environment(words, root)
     while words and re.match(r"\w+=", words[0]):
         words = words[1:]
     if not words:
@@ -242,9 +243,14 @@ def check(words, made=frozenset(), root=ROOT):
     if program in ("uv", "uvx"):
         return check_uv(arguments, made, root)
     if program in ("bash", "sh") or program.startswith("./"):
-        if [word for word in arguments if not word.startswith("-")] or program.startswith("./"):
-            return
-        raise Wrong(f"{program} of what?")
+        what = words if program.startswith("./") else skip_options(arguments)
+        if not what:
+            raise Wrong(f"{program} of what?")
+        if "-c" in arguments:
+            return check_inner(what[0], made, root)
+        if what[0] not in made and not (root / what[0]).is_file():
+            raise Wrong(f"{what[0]} does not exist")
+        return
     if program in COMMANDS:
         rest = [word for word in arguments if not word.startswith("-")]
         if not rest and not {"--version", "--help"} & set(arguments):
@@ -254,10 +260,18 @@ def check(words, made=frozenset(), root=ROOT):
         starts = [i for i, word in enumerate(arguments) if PYTHON.fullmatch(word) or word == "torchrun"]
         if program in ("docker", "podman") and starts:  # in a container of the repository
             check(arguments[starts[0] :], made, root)
+        if rest[:1] == ["exec"] and program == "ray":
+            check_inner(rest[2], made, root)
         return
     if program == "codespell" or program in ANYTHING:
         return
     raise Wrong(f"the program {program} is not known: a typing error, or to be added to tests/commands.py?")
+
+
+def check_inner(text, made, root):
+    """A command that another one is given as text."""
+    for _, command, reason in check_text(text, made, root):
+        raise Wrong(f"{command}: {reason}")
 
 
 def skip_options(words, with_value=()):
@@ -277,6 +291,19 @@ def check_paths(words, made, root):
             continue
         if not glob.glob(str(root / path)):
             raise Wrong(f"{path} does not exist")
+
+
+def check_environment(words, root):
+    """The module in `--env-id module:Name` can be imported, from what is installed or what PYTHONPATH names."""
+    folders = [word.removeprefix("PYTHONPATH=") for word in words if word.startswith("PYTHONPATH=")]
+    for option, value in zip(words, words[1:]):
+        module, colon, _ = value.partition(":")
+        if option != "--env-id" or not colon or module.startswith("my_"):  # a module of the reader's
+            continue
+        spec = find_spec(module)
+        installed = spec is not None and not Path(spec.origin).is_relative_to(root / "tests")  # where tests find it
+        if not installed and not any((root / folder / f"{module}.py").is_file() for folder in folders):
+            raise Wrong(f"there is no module {module}, or PYTHONPATH has to name its folder")
 
 
 def check_python(words, made, root):
@@ -315,8 +342,7 @@ def check_module(words, made, root):
         check_tool(name, arguments, root)
         for option, value in zip(arguments, arguments[1:]):
             if option == "--command":
-                for _, command, reason in check_text(value, made, root):
-                    raise Wrong(f"{command}: {reason}")
+                check_inner(value, made, root)
     elif name.split(".")[0] not in sys.stdlib_module_names and find_spec(name.split(".")[0]) is None:
         raise Wrong(f"there is no module {name}")
 
