@@ -24,7 +24,8 @@ EPISODES = 100  # a score is the mean return of as many last episodes
 RETURN, PLAYER, COUNT, SPEED = (
     f"charts/{name}" for name in ("episodic_return", "episodic_return-player0", "episodes", "SPS")
 )
-REFERENCE = Path(__file__).parent.parent / "benchmark/reference_scores.csv"
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "benchmark/reference_scores.csv"
 
 
 @dataclass
@@ -260,12 +261,46 @@ def of_commit(run, commit):
 
 
 @lru_cache
-def reference_scores(path=REFERENCE):
-    rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
-    return {(Path(row["file"]).name, row["env_id"], int(row["steps"])): row for row in rows if row["score_mean"]}
+def published(path=REFERENCE):
+    """The published scores in a CSV; those that are not returns are left out."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["score_mean"] and "not return" not in row["notes"]]
 
 
-def reference(script, env_id, steps):
+@lru_cache
+def default(script, flag):
+    """The default of a flag in the text of a script of cleanrl/, None if it has no such flag."""
+    path = ROOT / "cleanrl" / script
+    found = re.search(rf"^    {flag}: [^=\n]+ = ([^ \n]+)", path.read_text(), re.M) if path.is_file() else None
+    return found and found[1].strip('"')
+
+
+def same_value(a, b):
+    """Whether two values of a flag are the same, be they text or numbers: 2.5e-4 is 0.00025."""
+    try:
+        return float(a) == float(b)
+    except (TypeError, ValueError):
+        return str(a) == str(b)
+
+
+def references(script, env_id, args=None, path=REFERENCE):
+    """The rows of published scores of a script of cleanrl/ with these flags, the preferred ones first.
+
+    A row is of the file at the same path, and what its notes say of flags (`rpo_alpha=0.5`) agrees with the run's flags
+    or the script's defaults. Of several the one with a standard deviation counts, then the first.
+    """
+    name = Path(script).name
+
+    def agrees(row):
+        said = re.findall(r"\b(\w+)=([\w.]+)", row["notes"])
+        ours = [(args or {}).get(flag, default(name, flag)) for flag, _ in said]
+        return all(value is None or same_value(value, told) for value, (_, told) in zip(ours, said))
+
+    rows = [row for row in published(path) if (row["file"], row["env_id"]) == (f"cleanrl/{name}", env_id)]
+    return sorted(filter(agrees, rows), key=lambda row: not row["score_std"])
+
+
+def reference(script, env_id, steps, args=None):
     """The published score of a script after as many steps: (mean, standard deviation), or None."""
-    row = reference_scores().get((Path(script).name, env_id, int(steps)))
+    row = next((row for row in references(script, env_id, args) if int(row["steps"]) == steps), None)
     return (float(row["score_mean"]), float(row["score_std"] or "nan")) if row else None

@@ -107,6 +107,14 @@ def test_small_things(tmp_path):
     assert told == {"env_id": "A", "no_cuda": "True", "lr": "0.1", "num_envs": "4"}
     assert reference("cleanrl/ppo.py", "CartPole-v1", 500_000) == reference("ppo.py", "CartPole-v1", 500_000)
     assert reference("ppo.py", "CartPole-v1", 500_000)[0] > 400 and reference("ppo.py", "CartPole-v1", 7) is None
+    rpo = "rpo_continuous_action.py", "HalfCheetah-v4", 8_000_000
+    assert reference(*rpo) == reference(*rpo, {"rpo_alpha": 0.50}) == (2163.57, 790.16)  # 0.5 is the default
+    assert reference(*rpo, {"rpo_alpha": "1e-2"}) == (2716.51, 1314.93) and reference(*rpo, {"rpo_alpha": 7}) is None
+    assert reference("ppo_continuous_action_isaacgym.py", "Ant", 30_000_000) is None  # of another simulator
+    assert reference("ppo_pettingzoo_ma_atari.py", "pong_v3", 20_000_000) is None  # lengths, not returns
+    assert reference("ppo_procgen.py", "starpilot", 25_000_000) == (32.47, 11.21)
+    assert reference("ppo_procgen.py", "starpilot", 25_000_000, {"distribution_mode": "hard"}) is None
+    assert reference("ppo_atari_envpool_xla_jax.py", "Alien-v5", 10_000_000) == (1736.39, 68.65)
     (tmp_path / "videos").mkdir()
     for name in ("1000-episode-0", "1000-episode-3", "2000-episode-1", "rl-video-step-8"):
         (tmp_path / f"videos/{name}.mp4").touch()
