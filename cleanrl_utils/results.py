@@ -177,20 +177,27 @@ def is_record(path):
         return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
 
 
+def planned_steps(row):
+    """The steps that the command of a record asks for; it has reached fewer if it was stopped."""
+    said = flags(row["command"]).get("total_timesteps") or default(Path(row["file"]).name, "total_timesteps")
+    return int(said or row["steps"])
+
+
 def read_record(path):
     """The runs of a CSV of recorded results, with their curves where these lie beside it."""
     runs = []
     for row in csv.DictReader(path.read_text().splitlines()):
-        script, total, args = Path(row["file"]).name, int(row["steps"]), flags(row["command"])
+        script, reached, args = Path(row["file"]).name, int(row["steps"]), flags(row["command"])
+        total = planned_steps(row)
         for seed, score in zip(row["seeds"].split(), row["scores"].split(), strict=True):
             steps, returns, seconds = read_curve(
-                path.parent / "curves" / curve_name(row["env_id"], script, seed), total
+                path.parent / "curves" / curve_name(row["env_id"], script, seed), reached
             )
             run = Run(
                 **{"env_id": row["env_id"], "exp_name": args.get("exp_name", Path(script).stem), "script": script},
                 **{"seed": int(seed), "total_timesteps": total, "steps": steps, "returns": returns, "seconds": seconds},
-                **{"score": float(score), "ended": True, "source": "record", "last_step": total, "args": args},
-                **{"command": row["command"], "commit": row["commit"]},
+                **{"score": float(score), "ended": reached >= total, "source": "record", "last_step": reached},
+                **{"args": args, "command": row["command"], "commit": row["commit"]},
                 packages=dict(word.split("=", 1) for word in row["packages"].split()),
             )
             runs.append(run)

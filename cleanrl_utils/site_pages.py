@@ -107,15 +107,6 @@ def flags(root, name):
     return found
 
 
-def planned_steps(root, row):
-    """The steps that a recorded command asks for."""
-    if match := re.search(r"--total[-_]timesteps[ =]([\d_]+)", row["command"]):
-        return int(match[1])
-    name = Path(row["file"]).stem
-    known = (root / f"cleanrl/{name}.py").exists() and flags(root, name).get("total_timesteps")
-    return int(ast.literal_eval(known[1])) if known else row["steps"]
-
-
 def score(row):
     """Mean over seeds, with a 95 % interval if there are three seeds or more."""
     scores = np.array(row["scores"].split(), float)
@@ -136,7 +127,7 @@ def results_table(root, names, link):
     rows = [row for name in names for row in recorded(root).get(name, ())]
     parts, cells, commands = [], [], []
     for row in rows:
-        name, planned = Path(row["file"]).stem, planned_steps(root, row)
+        name, planned = Path(row["file"]).stem, results.planned_steps(row)
         steps = short(row["steps"]) + (f" of {short(planned)}" if planned > row["steps"] else "")
         seeds = row["seeds"].split()
         cells.append([f"[`{name}.py`]({link(name)})", row["env_id"], steps, str(len(seeds)), score(row)])
@@ -157,7 +148,7 @@ def recorded_curves(root):
     found = defaultdict(list)
     for run in results.load([root / "benchmark/results"]):
         if len(run.steps):
-            found[Path(run.script).stem, run.env_id, run.total_timesteps].append((run.steps, run.returns))
+            found[Path(run.script).stem, run.env_id, run.last_step].append((run.steps, run.returns))
     return found
 
 

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from synthetic_runs import scalar, write_events, write_run
 from tensorboard.compat.proto.event_pb2 import Event
 
@@ -85,6 +86,13 @@ def test_recorded_and_loaded(tmp_path):
         csv.writer(file).writerows(row[:2] for row in rows)
     old = load(output)[2]
     assert old.seconds is None and old.returns.tolist() == run.returns.tolist()
+
+
+def test_a_record_of_a_run_that_was_stopped():
+    """It has the steps of its command or of the script's default, and is not taken for one that came to its end."""
+    (run,) = load(ROOT / "benchmark/results/ppo_atari.csv")
+    assert (run.last_step, run.total_timesteps, run.ended) == (2_457_600, 10_000_000, False) and len(run.steps) == 100
+    assert all(run.ended and run.last_step == 500_000 for run in load(ROOT / "benchmark/results/dqn.csv"))
 
 
 def test_what_cannot_be_read(tmp_path, capsys):

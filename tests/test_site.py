@@ -15,7 +15,7 @@ import pytest
 from browser import chromium  # noqa: F401
 from conftest import COMMON_METRICS, FILES, LINEAGE, METRICS, ROOT, each, family, require, script
 
-from cleanrl_utils import site, site_pages
+from cleanrl_utils import results, site, site_pages
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_the_benchmark_page_says_what_the_files_say():
         assert f"\n{row['command']}  # seed" in page
         file, seeds = f"`{Path(row['file']).name}`", row["seeds"].split()
         steps = site_pages.short(row["steps"])
-        if row["steps"] < (planned := site_pages.planned_steps(ROOT, row)):
+        if row["steps"] < (planned := results.planned_steps(row)):
             steps += f" of {site_pages.short(planned)}"
         (cells,) = (cells for cells in shown if file in cells[0] and cells[1:3] == [row["env_id"], steps])
         assert cells[3] == str(len(seeds))
