@@ -180,7 +180,7 @@ def is_record(path):
 def planned_steps(row):
     """The steps that the command of a record asks for; it has reached fewer if it was stopped."""
     said = flags(row["command"]).get("total_timesteps") or default(Path(row["file"]).name, "total_timesteps")
-    return int(said or row["steps"])
+    return max(int(said or 0), int(row["steps"]))
 
 
 def read_record(path):

@@ -45,6 +45,7 @@ ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
 WIDE, UNSEARCHED, BOOST = "hide: [navigation, toc]", "search: {exclude: true}", "search: {boost: 4}"
 PART = '<div data-part="{}"></div>'  # what HTML is put in the place of once MkDocs is done
+CARDS = '<div class="{}" markdown>\n\n{}\n\n</div>'  # on a phone a row of the table in it becomes a card
 NOT_FOUND = '<h1>There is no such page</h1><p>Search for it above, or begin <a href="/">at home</a>.</p>'
 LEXERS = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "bash", ".tf": "terraform"}
 
@@ -249,8 +250,11 @@ def add_parts(site, page, text):
         return site.part(f"curves {page} {' '.join([*names, *envs])}", content) if content else ""
 
     def behind_table(section, names):
-        around = r'<div class="results" markdown>\n\n\1\n\n</div>'  # on a phone a row becomes a card
-        section = re.sub(r"(?ms)(^\| File .*?)(?=\n\n)", around, section, count=1)
+        def around(match):  # a score may be broken in front of its interval only
+            rows = re.sub(r"(?<=,) (?=[-\d.]+\])| (?=±)|(?<=±) |(?<=of) ", "\u00a0", match[0])
+            return CARDS.format("results", rows)
+
+        section = re.sub(r"(?ms)^\| File .*?(?=\n\n)", around, section, count=1)
         return section.replace("<details markdown>", f"{figures(names)}\n\n<details markdown>", 1)
 
     def block(match):
@@ -291,7 +295,7 @@ def write_source(site, name):
     lines = [f"# `{name}.py`", " · ".join(head), f"{what}; {where}."]
     if children:
         lines.append("Variants: " + ", ".join(f"[`{child}.py`](diff-{child}.md)" for child in children) + ".")
-    lines += ["## Flags", site_pages.flags_table(root, name), "## Source"]
+    lines += ["## Flags", CARDS.format("flags", site_pages.flags_table(root, name)), "## Source"]
     lines.append(site.part(f"source {name}", site_pages.source_html(site_pages.source(root, name), "python")))
     site.write(f"source/{name}.md", "\n\n".join(lines) + "\n", WIDE)
     if parent:
@@ -349,8 +353,8 @@ def write_lists(site):
     metrics = site_pages.metrics_page(root, lambda page: f"{page}.md", link)
     site.write(
         "rl-algorithms/metrics.md",
-        "# All metrics\n\nEverything that the files log, read from their text. The pages of the "
-        f"algorithms explain them.\n\n{metrics}\n",
+        "# All metrics\n\nEverything that the files log, read from their text, and where it is explained: the same "
+        f"name can mean something else in another algorithm.\n\n{CARDS.format('metrics', metrics)}\n",
         "hide: [toc]",
     )
 
@@ -462,7 +466,12 @@ def add_report(root, made):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     command += ["-o", str(made / "benchmark/report")]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True)
-    return ran.stderr.strip().split("\n") if ran.returncode else []
+    if ran.returncode:
+        return ran.stderr.strip().split("\n")
+    page = made / "benchmark/report/index.html"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("<h1>", '<a href="../">← Results</a><h1>', 1), encoding="utf-8", newline="\n")
+    return []
 
 
 def stamps(root):

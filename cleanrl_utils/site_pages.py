@@ -130,7 +130,8 @@ def results_table(root, names, link):
         name, planned = Path(row["file"]).stem, results.planned_steps(row)
         steps = short(row["steps"]) + (f" of {short(planned)}" if planned > row["steps"] else "")
         seeds = row["seeds"].split()
-        cells.append([f"[`{name}.py`]({link(name)})", row["env_id"], steps, str(len(seeds)), score(row)])
+        env_id = row["env_id"].split(":")[-1]  # the command has its module
+        cells.append([f"[`{name}.py`]({link(name)})", env_id, steps, str(len(seeds)), score(row)])
         cells[-1].append(reference(root, row))
         commands.append(f"{row['command']}  # {in_words(seeds)}")
     if rows:
@@ -174,7 +175,7 @@ def ticks(low, high):
 
 def curve_figure(env_id, group, link):
     """One environment's learning curves as HTML: an SVG that takes its colours from the page, and a legend."""
-    width, height, left, right, top, bottom = 360, 220, 46, 10, 10, 28
+    width, height, left, right, top, bottom = 360, 246, 62, 10, 10, 44
     bands = [stats.bootstrap_curves(values) for _, _, _, values in group]
     x_max = max(grid[-1] for _, _, grid, _ in group)
     low, high = min(values.min() for *_, values in group), max(values.max() for *_, values in group)
@@ -190,6 +191,10 @@ def curve_figure(env_id, group, link):
         return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
 
     shapes, legend = [], []
+    middle = top + (height - top - bottom) / 2
+    shapes.append(f'<text transform="translate(11 {middle}) rotate(-90)" text-anchor="middle">episodic return</text>')
+    x = left + (width - left - right) / 2
+    shapes.append(f'<text x="{x}" y="{height - 8}" text-anchor="middle">environment steps</text>')
     for tick in ticks(low, high):
         (x1, y), (x2, _) = (point.split(",") for point in points([0, x_max], [tick, tick]).split())
         shapes.append(f'<line class="grid" x1="{x1}" y1="{y}" x2="{x2}" y2="{y}"/>')
@@ -199,17 +204,16 @@ def curve_figure(env_id, group, link):
         shapes.append(f'<text x="{x}" y="{height - bottom + 15}" text-anchor="middle">{short(tick)}</text>')
     for i, ((name, row, grid, values), (mean, lower, upper)) in enumerate(zip(group, bands)):
         if len(values) > 2:
-            area = points([*grid, *grid[::-1]], [*lower, *upper[::-1]])
-            shapes.append(f'<polygon class="c{i % 8}" points="{area}" clip-path="url(#plot)"/>')
+            area = points([*grid, *grid[::-1]], np.clip([*lower, *upper[::-1]], low, high))
+            shapes.append(f'<polygon class="c{i % 8}" points="{area}"/>')
         title = f"<title>{name}.py: {score(row)} at {short(row['steps'])} steps</title>"
         shapes.append(f'<polyline class="c{i % 8}" points="{points(grid, mean)}">{title}</polyline>')
         seeds = f"{len(values)} seeds" if len(values) > 1 else "1 seed"
         legend.append(f'<li class="c{i % 8}"><a href="{link(name)}">{name}.py</a>, {seeds}</li>')
     label = html.escape(f"Episodic return over environment steps in {env_id}")
-    clip = f'<rect x="{left}" y="{top}" width="{width - left - right}" height="{height - top - bottom}"/>'
-    shapes.insert(0, f'<defs><clipPath id="plot">{clip}</clipPath></defs>')  # all figures have the same
     svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(shapes)}</svg>'
-    return f'<figure class="curve"><figcaption>{env_id}</figcaption>{svg}<ul>{"".join(legend)}</ul></figure>'
+    title = f"<figcaption>{env_id.split(':')[-1]}</figcaption>"
+    return f'<figure class="curve">{title}{svg}<ul>{"".join(legend)}</ul></figure>'
 
 
 def curves(root, names, link, envs=()):
@@ -224,11 +228,10 @@ def page_title(root, page):
 
 
 def by_page(root):
-    """Page of an algorithm -> its files, in the order of README."""
-    names = defaultdict(list)
-    for name, (_, _, page) in algorithms(root).items():
-        names[page].append(name)
-    return names
+    """Page of an algorithm, in the order of the navigation -> its files, in the order of README."""
+    pages = re.findall(r"rl-algorithms/([\w-]+)\.md", (root / "mkdocs.yml").read_text(encoding="utf-8"))
+    names = {page: [name for name, (_, _, own) in algorithms(root).items() if own == page] for page in pages}
+    return {page: files for page, files in names.items() if files}
 
 
 def all_results(root, link, page_link):
@@ -326,17 +329,6 @@ def expand(node, scope):
     return texts
 
 
-def explained(text):
-    """Tag -> meaning, from the tables of an algorithm's page whose first column names metrics."""
-    found = {}
-    for line in text.split("\n"):
-        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        if line.startswith("|") and len(cells) > 1:
-            for tag in re.findall(r"`((?:charts|losses|eval|episode)/[^`]+)`", cells[0]):
-                found.setdefault(tag, cells[-1])
-    return found
-
-
 def unexplained(root, name, text):
     """Tags of a file that a page does not write out; what only a run knows may be anything there."""
     known = re.findall(r"`([^`\n]+)`", text)
@@ -345,28 +337,17 @@ def unexplained(root, name, text):
 
 
 def metrics_page(root, page_of, link):
-    files = defaultdict(list)
-    for name in lineage(root):
-        for tag in metrics(root, name):
-            files[tag].append(name)
-    meanings = {}
-    for page in dict.fromkeys(page for _, _, page in algorithms(root).values()):
-        path = root / f"docs/rl-algorithms/{page}.md"
-        for tag, meaning in explained(path.read_text(encoding="utf-8")).items() if path.exists() else ():
-            meanings.setdefault(tag, (meaning, page))
+    """Each tag with the pages that explain it, and those files of a page that log it if not all do."""
     rows = []
-    for tag, names in sorted(files.items()):
-        pattern = re.sub(r"\\{\w+\\}", r"[\\w<>{}.]+", re.escape(tag))
-        meaning, page = next((meanings[known] for known in meanings if re.fullmatch(pattern, known)), ("", ""))
-        meaning = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", meaning)  # its links are relative to the other page
-        what = f"{meaning} ([{page}]({page_of(page)}#explanation-of-the-logged-metrics))" if meaning else ""
-        everywhere = len(names) == len(lineage(root))
-        where = "all" if everywhere else ", ".join(f"[`{name}`]({link(name)})" for name in names)
-        if len(names) > len(lineage(root)) / 2 and not everywhere:
-            but = ", ".join(f"[`{name}`]({link(name)})" for name in lineage(root) if name not in names)
-            where = f"all but {but}"
-        rows.append([f"`{tag}`", what, where])
-    return table(["Metric", "Meaning", "Files"], rows)
+    for tag in sorted({tag for name in lineage(root) for tag in metrics(root, name)}):
+        places = []
+        for page, names in by_page(root).items():
+            files = [f"[`{name}`]({link(name)})" for name in names if tag in metrics(root, name)]
+            if files:
+                where = f"[{page}]({page_of(page)}#explanation-of-the-logged-metrics)"
+                places.append(where if len(files) == len(names) else f"{where} ({', '.join(files)})")
+        rows.append([f"`{tag}`", ", ".join(places)])
+    return table(["Metric", "Pages that explain it, and files where not all of the page log it"], rows)
 
 
 # Source
@@ -452,9 +433,7 @@ def diff(root, parent, name):
     for line in output.split("\n@@", 1)[-1].split("\n")[1:]:
         if line[:1] in (" ", "-", "+"):
             old, new = old + (line[0] != "+"), new + (line[0] != "-")
-            rows.append(("=" if line[0] == " " else line[0], *((old, new) if line[0] == " " else (None, None))))
-            if line[0] != " ":
-                rows[-1] = ("-", old, None) if line[0] == "-" else ("+", None, new)
+            rows.append({" ": ("=", old, new), "-": ("-", old, None), "+": ("+", None, new)}[line[0]])
     return rows
 
 

@@ -26,7 +26,8 @@ def write_run(root, env_id, seed, returns, exp_name="ppo", total=1000, commit="a
     (folder / "args.json").write_text(json.dumps(args | flags))
     (folder / "commit.txt").write_text(commit + "\n")
     (folder / "packages.txt").write_text(f"gymnasium==1.4.0\ntorch=={flags.pop('torch', '2.13')}\n")
-    (folder / "command.txt").write_text(f"python cleanrl/{exp_name}.py --env-id {env_id} --seed {seed}\n")
+    command = f"python cleanrl/{exp_name}.py --env-id {env_id} --seed {seed} --total-timesteps {total}"
+    (folder / "command.txt").write_text(f"{command}\n")
     (folder / f"{exp_name}.py").write_text("")
     steps = np.linspace(0, total, len(returns) + 1)[1:].astype(int).tolist()
     events = [Event(wall_time=5000, file_version="brain.Event:2")]
