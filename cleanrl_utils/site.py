@@ -43,7 +43,7 @@ LINK = re.compile(r"""(\]\()([^()\s]+)((?:\s+(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\]
 BLOCK = re.compile(r"(<!-- (results|algorithms)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
 ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
-WIDE, UNSEARCHED, BOOST = "hide: [navigation, toc]", "search: {exclude: true}", "search: {boost: 4}"
+WIDE, UNSEARCHED = "hide: [navigation, toc]", "search: {exclude: true}"
 PART = '<div data-part="{}"></div>'  # what HTML is put in the place of once MkDocs is done
 CARDS = '<div class="{}" markdown>\n\n{}\n\n</div>'  # on a phone a row of the table in it becomes a card
 NOT_FOUND = '<h1>There is no such page</h1><p>Search for it above, or begin <a href="/">at home</a>.</p>'
@@ -359,6 +359,12 @@ def write_lists(site):
     )
 
 
+def search_boost(root, page):
+    """A search finds guides first, those of many files before those of one, and what was tried or decided once last."""
+    boost = 0.5 if page.startswith(("log", "decisions")) else 2
+    return f"search: {{boost: {boost + len(site_pages.by_page(root).get(PurePosixPath(page).stem, [])) / 5}}}"
+
+
 def assemble(root, folder):
     """Everything MkDocs needs, in a folder; returns the HTML to put in afterwards."""
     site = Site(root, folder)
@@ -366,7 +372,7 @@ def assemble(root, folder):
         page = path.relative_to(root / "docs").as_posix()
         if path.suffix == ".md":
             text = site.rewrite(page, path, path.read_text(encoding="utf-8"))
-            site.write(page, add_parts(site, page, text), BOOST if page.startswith(("get-", "rl-")) else "")
+            site.write(page, add_parts(site, page, text), "" if text.startswith("---") else search_boost(root, page))
         else:
             (folder / page).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / page)

@@ -38,11 +38,3 @@ def test_extras():
 def test_every_file_has_an_example(name):
     page = (ROOT / "docs/get-started/examples.md").read_text()
     assert re.search(rf"(?m)^(?:python|   ) cleanrl/{name}\.py ", page)
-
-
-def test_published_addresses():
-    """Pages that others link to keep their addresses."""
-    get_started = "installation basic-usage experiment-tracking examples benchmark-utility zoo".split()
-    pages = [f"get-started/{name}" for name in get_started]
-    for page in [*pages, "advanced/hyperparameter-tuning", "advanced/resume-training", "contribution"]:
-        assert (ROOT / f"docs/{page}.md").is_file(), page
