@@ -19,10 +19,10 @@ def test_the_row_of_a_file(name):
 
 
 def test_extras():
-    """Every extra is in the README's table and in the page on installation; a requirements file is its extra."""
+    """Every extra is in the commands and in the table of the page on installation; a requirements file is its extra."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/get-started/installation.md").read_text()
-    table = re.search(r"(?s)\| Extra \| For \|\n(.*?)\n\n", readme)[1]
+    page = (ROOT / "docs/get-started/installation.md").read_text()
+    table = re.search(r"(?s)\| Extra \| For \|\n(.*?)\n\n", page)[1]
     named = [name for row in table.splitlines()[1:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
     assert sorted(named) == sorted(extras)
     for extra in extras:
