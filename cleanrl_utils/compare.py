@@ -1,13 +1,15 @@
 """Is the new version worse? python -m cleanrl_utils.compare BASE NEW -o compare.md
 
 BASE and NEW are each a run folder, a folder of run folders, or recorded results, in quotes also a pattern such as
-"runs/*__ppo__*". Runs are paired by environment (and by algorithm, where a side has several). Of each pair and of all
-together it says better, same, worse or not enough seeds:
+"runs/*__ppo__*". Runs are paired by environment (and by algorithm, where a side has several). Of each pair and of their
+mean it says better, same, worse or not enough seeds:
 
 - worse (better): the mean score fell (rose), more than chance would have it. Of comparisons of equal versions, at most
   --error (5 %) have any such line.
 - same: neither, and a difference of --drop (20 %) or more is ruled out, at 95 % for each line.
 - not enough seeds: neither, and such a difference is not ruled out, or there are fewer than three seeds on a side.
+
+The whole is worse if any line is, same only if every line is, and better if the mean is or all lines are that or same.
 
     python -m cleanrl_utils.compare runs --commits 1a2b3c4 HEAD
     python -m cleanrl_utils.compare runs --base-name ppo --new-name rpo
@@ -59,7 +61,7 @@ def studentised(differences, squared_errors):
 
 
 def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
-    """Compare groups of scores, one array of each side per environment, in per cent: a dict for each, then for all.
+    """Compare groups of scores, one array of each side per environment, in per cent: a dict for each and for the mean.
 
     A difference counts if it is larger, in standard errors, than the bound of its line. Resamples, in which both sides
     of an environment are drawn from the residuals of both, set the bounds: each line exceeds its own as often as any
@@ -111,12 +113,21 @@ def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
             line["verdict"] = "same"
     if len(enough) == 1:
         overall |= judged[0]
-    verdicts = {line["verdict"] for line in (*lines, overall)}
-    if verdicts & {"worse", "better"}:
-        overall["verdict"] = "worse" if "worse" in verdicts else "better"
-    elif len(enough) < len(lines):
+    if len(enough) < len(lines) and overall["verdict"] == "same":
         overall["verdict"] = "not enough seeds"
     return lines, overall
+
+
+def verdict(lines, overall):
+    """The verdict of a whole comparison. What is lost in one environment is not outweighed, nor is a doubt forgotten."""
+    verdicts = {line["verdict"] for line in lines}
+    if "worse" in (overall["verdict"], *verdicts):
+        return "worse"
+    if overall["verdict"] == "better":
+        return "better"
+    if "not enough seeds" in verdicts:
+        return "not enough seeds"
+    return "better" if "better" in verdicts and overall["effect"] > 0 else "same"
 
 
 def fail(message):
@@ -252,8 +263,15 @@ def compare(base, new, kind="last", error=0.05, drop=20.0):
         for side, runs in (("base", base), ("new", new))
     }
     return {
-        **{"verdict": overall["verdict"], "overall": overall, "lines": [a | b for a, b in zip(rows, lines)], **told},
-        **{"differences": differences(pairs), "notes": notes, "error": error, "drop": drop, "score": kind},
+        "verdict": verdict(lines, overall),
+        "overall": overall,
+        "lines": [a | b for a, b in zip(rows, lines)],
+        **told,
+        "differences": differences(pairs),
+        "notes": notes,
+        "error": error,
+        "drop": drop,
+        "score": kind,
     }
 
 
@@ -293,7 +311,12 @@ def markdown(result):
         told = result[side]
         steps = " or ".join(f"{int(steps):,}" for steps in told["steps"])
         sides.append(f"- {side}: {', '.join(told['algorithms'])} at {', '.join(told['commits'])}, {steps} steps")
-    text = [f"## Comparison: {result['verdict']}", "", *sides, ""]
+    undecided = sum(line["verdict"] == "not enough seeds" for line in result["lines"])
+    headline = f"## Comparison: {result['verdict']}"
+    if undecided and len(result["lines"]) > 1:
+        headline += f" ({overall['verdict']} on average, " if overall["verdict"] == "same" else " ("
+        headline += f"{undecided} of {len(result['lines'])} undecided)"
+    text = [headline, "", *sides, ""]
     text += ["| " + " | ".join(map(cell, row)) + " |" for row in table]
     kind = "the mean return of the last 100 episodes" if result["score"] == "last" else "the mean return over training"
     error, drop = f"{100 * result['error']:g} %", f"{result['drop']:g} %"

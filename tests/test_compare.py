@@ -8,7 +8,7 @@ from synthetic_runs import write_run
 
 from benchmark.record import Options
 from benchmark.record import main as record
-from cleanrl_utils.compare import area, judge, main
+from cleanrl_utils.compare import area, judge, main, verdict
 from cleanrl_utils.results import Run, load
 
 SHAPES = {
@@ -24,7 +24,7 @@ def verdicts(shape, environments, seeds, spread=10.0, drop=0.0, pairs=100, chang
     for _ in range(pairs):
         base, new = (100 + spread * SHAPES[shape](rng, (environments, n)) for n in seeds)
         new[change] -= drop
-        found.append(judge(base, new, reps=1000)[1]["verdict"])
+        found.append(verdict(*judge(base, new, reps=1000)))
     return found
 
 
@@ -52,7 +52,7 @@ def test_few_seeds_and_no_spread():
         lines, overall = judge([np.full(seeds, 100.0)], [np.full(5, 10.0)])
         assert [lines[0]["verdict"], overall["verdict"]] == ["not enough seeds"] * 2
     five, noisy = np.full(5, 100.0), np.array([100.0, 100, 100, 100, 83])
-    for new, verdict in (
+    for new, told in (
         (five, "same"),
         (five - 10, "worse"),
         (five + 10, "better"),
@@ -60,12 +60,30 @@ def test_few_seeds_and_no_spread():
         (noisy, "same"),
     ):
         lines, overall = judge([five, five], [new, five])
-        assert [lines[0]["verdict"], lines[1]["verdict"]] == [verdict, "same"] and overall["verdict"] == verdict
+        assert [lines[0]["verdict"], lines[1]["verdict"]] == [told, "same"] and overall["verdict"] == told
         assert all(np.isfinite(list(line.values())[0]) for line in lines) and np.isfinite(lines[0]["low"])
     assert judge([five], [np.array([100.0, 100, 100, 0, 0])])[0][0]["verdict"] == "not enough seeds"
     lines, overall = judge([five, five], [five, five[:2]])
     assert [line["verdict"] for line in lines] == ["same", "not enough seeds"]
     assert overall["verdict"] == "not enough seeds"
+
+
+def test_the_verdict_of_all():
+    """Worse if any line is; no doubt about one is forgotten, and better is not said of what fell on average."""
+    unknown = "not enough seeds"
+    for lines, mean, effect, of_all in (
+        (("same", "worse", "better"), "better", 9, "worse"),
+        (("same", "same"), "worse", -9, "worse"),
+        (("same", unknown), "same", 0, unknown),
+        (("better", unknown), "same", 5, unknown),
+        (("better", unknown), "better", 9, "better"),
+        (("better", "same"), "same", 5, "better"),
+        (("better", "same"), "same", -5, "same"),
+        (("same", "same"), "same", 1, "same"),
+    ):
+        assert verdict([{"verdict": v} for v in lines], {"verdict": mean, "effect": effect}) == of_all
+    found = verdicts("normal", 12, (3, 3), drop=50.0, change=0, pairs=30)
+    assert "same" not in found and unknown in found
 
 
 def test_lines_say_what_they_mean():
