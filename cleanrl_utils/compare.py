@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.results import curve_edges, full_commit, load, of_commit
+from cleanrl_utils.results import curve_edges, full_commit, load, of_commit, plain
 from cleanrl_utils.stats import t_quantile
 
 MIN_SEEDS = 3
@@ -119,7 +119,7 @@ def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
 
 
 def verdict(lines, overall):
-    """The verdict of a whole comparison. What is lost in one environment is not outweighed, nor is a doubt forgotten."""
+    """The verdict of a whole comparison: no loss in one environment is outweighed, and no doubt forgotten."""
     verdicts = {line["verdict"] for line in lines}
     if "worse" in (overall["verdict"], *verdicts):
         return "worse"
@@ -179,6 +179,18 @@ def pair(base, new):
     return dict(sorted(pairs.items()))
 
 
+def unlike(a, b):
+    """What two runs of one seed differ in, "" if nothing: then one repeats the other."""
+    if a.total_timesteps != b.total_timesteps:
+        return f"total_timesteps, {a.total_timesteps} and {b.total_timesteps}"
+    for flag in sorted({*a.args} & {*b.args} - {*FREE.split()}):
+        if plain(a.args[flag]) != plain(b.args[flag]):
+            return f"{flag}, {a.args[flag]} and {b.args[flag]}"
+    if a.commit and b.commit and not any(of_commit(a, commit) for commit in b.commit.split()):
+        return f"commit, {a.commit[:10]} and {b.commit[:10]}"
+    return ""
+
+
 def clean(runs, side, kind, notes):
     """The runs that can be compared: ended, with a score, and one per seed (the last, of those that were repeated)."""
     kept, unfinished, unscored, repeated = {}, 0, 0, 0
@@ -189,6 +201,10 @@ def clean(runs, side, kind, notes):
         elif not np.isfinite(score(run, kind)):
             unscored += 1
         else:
+            if key in kept and (difference := unlike(kept[key], run)):
+                where = f"{run.exp_name} in {run.env_id}, seed {run.seed}"
+                told = f"{side} has two runs of {where}, that differ in {difference}"
+                raise ValueError(f"{told}: name one kind, by folder, pattern or --commits")
             repeated += key in kept
             kept[key] = run
     for count, why in (
@@ -216,18 +232,21 @@ def differences(pairs):
         sides = base, new
         checks = {"total_timesteps": lambda run: run.total_timesteps}
         flags = [set.intersection(*({*run.args} for run in side)) for side in sides]
+        if all(run.source == "run" for run in (*base, *new)):  # records know the flags of their command only
+            for flag in sorted((flags[0] ^ flags[1]) - {*FREE.split()}):
+                found[f"flag {flag}: only in {'base' if flag in flags[0] else 'new'}"].append(where)
         for flag in sorted(set.intersection(*flags) - {*FREE.split()}):
-            checks[f"flag {flag}"] = lambda run, flag=flag: run.args[flag]
+            checks[f"flag {flag}"] = lambda run, flag=flag: plain(run.args[flag])
         known = [set.intersection(*({*run.packages} for run in side)) for side in sides]
         for name in sorted(set.intersection(*known) & {*PACKAGES}):
             checks[f"package {name}"] = lambda run, name=name: run.packages[name]
         for what, of in checks.items():
             ours, theirs = (values(side, of) for side in sides)
-            if ours != theirs:
+            if ours != theirs or len(ours) > 1:
                 found[f"{what}: {' or '.join(ours)} -> {' or '.join(theirs)}"].append(where)
         for name, side in zip(("base", "new"), sides):
             if len(hidden := values(side, lambda run: run.commit[:10])) > 1:
-                found[f"{name} mixes commits {', '.join(hidden)}"].append(where)
+                found[f"{name} mixes commits: {', '.join(hidden)}"].append(where)
     return dict(found)
 
 
@@ -238,7 +257,11 @@ def compare(base, new, kind="last", error=0.05, drop=20.0):
     pairs = pair(base, new)
     both = {key: sides for key, sides in pairs.items() if all(sides)}
     if not both:
-        raise ValueError("no environment has finished runs on both sides")
+        told = "no environment has finished runs on both sides"
+        if any(algorithm for algorithm, _ in pairs):
+            ours, theirs = (", ".join(values(side, lambda run: run.exp_name)) for side in (base, new))
+            told += f" (base: {ours}; new: {theirs}): name one of each with --base-name and --new-name"
+        raise ValueError(told)
     rows, groups = [], ([], [])
     for (algorithm, env_id), sides in both.items():
         scores = [np.array([score(run, kind) for run in sorted(side, key=lambda run: run.seed)]) for side in sides]
@@ -393,6 +416,9 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if not 0 < options.error < 0.5 or not options.drop > 0:
         fail("--error is a share between 0 and 0.5, --drop a number of per cent above 0")
+    for path in (options.output, options.json):
+        if path and not path.parent.is_dir():
+            fail(f"{path}: no folder {path.parent} to write it to")
     base, new = choose(options)
     try:
         result = compare(base, new, options.score, options.error, options.drop)
@@ -407,13 +433,14 @@ def main(argv=None):
             where = ", ".join(result["differences"][what][:3])
             fail(f"the sides differ in {what} ({where}): --allow {name} compares them")
     text = markdown(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    if options.output:
-        options.output.write_text(text)
-        print(f"{result['verdict']}: {options.output}")
-    else:
-        print(text, end="")
+    try:
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+        if options.output:
+            options.output.write_text(text)
+    except OSError as error:
+        fail(error)
+    print(f"{result['verdict']}: {options.output}\n" if options.output else text, end="")
     for what in result["differences"]:
         print(f"compare: warning: the sides differ: {what}", file=sys.stderr)
     unknown = any(line["verdict"] == "not enough seeds" for line in (*result["lines"], result["overall"]))

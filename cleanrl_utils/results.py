@@ -275,12 +275,12 @@ def default(script, flag):
     return found and found[1].strip('"')
 
 
-def same_value(a, b):
-    """Whether two values of a flag are the same, be they text or numbers: 2.5e-4 is 0.00025."""
+def plain(value):
+    """The value of a flag as text, with one way to write a number: 2.5e-4 is 0.00025."""
     try:
-        return float(a) == float(b)
-    except (TypeError, ValueError):
-        return str(a) == str(b)
+        return f"{float(str(value)):.12g}"
+    except ValueError:
+        return str(value)
 
 
 def references(script, env_id, args=None, path=REFERENCE):
@@ -294,7 +294,7 @@ def references(script, env_id, args=None, path=REFERENCE):
     def agrees(row):
         said = re.findall(r"\b(\w+)=([\w.]+)", row["notes"])
         ours = [(args or {}).get(flag, default(name, flag)) for flag, _ in said]
-        return all(value is None or same_value(value, told) for value, (_, told) in zip(ours, said))
+        return all(value is None or plain(value) == plain(told) for value, (_, told) in zip(ours, said))
 
     rows = [row for row in published(path) if (row["file"], row["env_id"]) == (f"cleanrl/{name}", env_id)]
     return sorted(filter(agrees, rows), key=lambda row: not row["score_std"])
