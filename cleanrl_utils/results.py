@@ -173,6 +173,8 @@ def read_curve(path, total_timesteps):
 
 
 def is_record(path):
+    if not path.is_file():  # a link that leads nowhere, say
+        return False
     with path.open(errors="replace") as file:
         return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
 
@@ -198,12 +200,16 @@ def read_record(path):
 
 
 def find(path):
-    """The run folders and the recorded CSV files at a path or anywhere below it."""
+    """The run folders and the recorded CSV files at a path or anywhere below it, also where links lead to."""
     path = Path(path)
-    if path.is_file() and path.suffix == ".csv" and is_record(path):
+    if path.suffix == ".csv" and is_record(path):
         return [path]
-    found = []
-    for folder, names, files in os.walk(path):
+    found, seen = [], set()
+    for folder, names, files in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:  # links can lead round in circles
+            names.clear()
+            continue
+        seen.add(real)
         if "args.json" in files:
             found.append(Path(folder))
             names.clear()
@@ -232,7 +238,7 @@ def load(paths, tags=()):
     if len(found) < 200:
         read_places = [read(place, tags) for place in found]
     else:
-        with ProcessPoolExecutor(2) as pool:
+        with ProcessPoolExecutor() as pool:  # a process for each core
             read_places = list(pool.map(partial(read, tags=tuple(tags)), found, chunksize=25))
     runs = []
     for place, result in zip(found, read_places, strict=True):
