@@ -145,7 +145,7 @@ def expand(path):
 def area(run):
     """The mean return over the whole of training: of 100 parts by steps, each part's mean, the last one's if empty."""
     edges = curve_edges(max(run.total_timesteps, 1))
-    bins = np.clip(np.searchsorted(edges, run.steps, side="left" if run.source == "record" else "right"), 1, 100) - 1
+    bins = np.digitize(run.steps, edges, right=True).clip(1, 100) - 1
     counts = np.bincount(bins, minlength=100)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.bincount(bins, weights=run.returns, minlength=100) / counts
