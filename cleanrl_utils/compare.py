@@ -204,7 +204,7 @@ def clean(runs, side, kind, notes):
             if key in kept and (difference := unlike(kept[key], run)):
                 where = f"{run.exp_name} in {run.env_id}, seed {run.seed}"
                 told = f"{side} has two runs of {where}, that differ in {difference}"
-                raise ValueError(f"{told}: name one kind, by folder, pattern or --commits")
+                raise ValueError(f"{told}: leave one kind, by folder, pattern, commit or tag")
             repeated += key in kept
             kept[key] = run
     for count, why in (

@@ -181,10 +181,11 @@ def read_curve(path, total_timesteps):
 
 
 def is_record(path):
-    if not path.is_file():  # a link that leads nowhere, say
+    try:
+        with path.open(errors="replace") as file:
+            return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
+    except OSError:  # a link that leads nowhere, say
         return False
-    with path.open(errors="replace") as file:
-        return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
 
 
 def read_record(path):
