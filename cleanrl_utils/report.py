@@ -423,11 +423,15 @@ def copy_videos(run, name, output, most):
     return copied
 
 
-def videos_of(page):
-    """The videos beside a page that it shows."""
+def videos_of(data):
+    """The paths of the videos that a page with these data shows."""
+    return {unquote(path) for run in data["runs"] for _, _, path in run["videos"]}
+
+
+def data_of(page):
+    """The data of a page that is there already, without a run if there is none."""
     found = re.search(r'id="data">(.*?)</script>', page.read_text()) if page.is_file() else None
-    runs = json.loads(found[1])["runs"] if found else []
-    return {page.parent / unquote(path) for run in runs for _, _, path in run["videos"]}
+    return json.loads(found[1]) if found else {"runs": []}
 
 
 def most_common_args(runs):
@@ -469,7 +473,7 @@ def run_data(run, name, curves, base, packages, output, videos, apart):
         "folder": folder,
         "curves": curves,
         "args": {key: value for key, value in run.args.items() if key not in base or base[key] != value},
-        "reference": digits(reference) if reference else None,
+        "reference": digits(reference, 7) if reference else None,
         "videos": copy_videos(run, name, output, videos),
         "budget": apart,
     }
@@ -590,10 +594,10 @@ def build(options):
     options.by = "commit" if repeated_seeds(runs) else "algorithm"
     check_output(options.output)
     page = options.output / "index.html"
-    earlier = videos_of(page)
-    write_page(page, options.title, page_data(runs, name_runs(runs), tags, options))
-    for path in earlier - videos_of(page):
-        path.unlink(missing_ok=True)
+    earlier, data = data_of(page), page_data(runs, name_runs(runs), tags, options)
+    write_page(page, options.title, data)
+    for video in videos_of(earlier) - videos_of(data):
+        (options.output / video).unlink(missing_ok=True)
     rows = score_rows(runs, options.by)
     write_csv(options.output / "scores.csv", rows)
     write_markdown(options.output / "scores.md", rows, options.title)

@@ -415,7 +415,7 @@ function nameBudgets(entries) {
   }
   const names = entries.map((entry) => entry.shown).join(", ");
   $("budgets").hidden = false;
-  $("budgets").textContent = `Not after the same number of steps: ${names}. More steps may be all that is better.`;
+  $("budgets").textContent = `Not after the same number of steps: ${names}. A higher score may come from more steps alone.`;
 }
 
 const intervalRow = ({ shown, label }, inks, [point, low, high]) =>

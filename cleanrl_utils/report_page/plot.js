@@ -177,11 +177,13 @@ function inside(spec, xs, ys, box, inks, shade) {
     const look = { fill: s.colour, "fill-opacity": shade };
     parts.push(make("path", { class: "band", "data-series": i, d: bandPath(s, xs.to, ys.to), ...look }));
   });
+  const labels = [];  // of lines: those that would lie on another are left out
   for (const line of spec.lines ?? []) {
     const look = { stroke: line.colour, "stroke-width": 1.3, "stroke-dasharray": "1.5 4", "stroke-linecap": "round" };
     parts.push(make("line", { x1: box.left, x2: box.right, y1: ys.to(line.y), y2: ys.to(line.y), ...look }));
-    const place = { x: box.left + 4, y: ys.to(line.y) - 4, fill: line.colour, "font-size": 11 };
-    parts.push(make("text", { class: "published", ...place }, line.name));
+    if (labels.some((y) => Math.abs(y - ys.to(line.y)) < 12)) continue;
+    labels.push(ys.to(line.y));
+    parts.push(make("text", { x: box.left + 4, y: ys.to(line.y) - 4, fill: line.colour, "font-size": 11 }, line.name));
   }
   spec.series.forEach((s, i) => {
     const strength = s.faint ? { "stroke-width": 1, "stroke-opacity": 0.45 } : { "stroke-width": 2 };
@@ -247,7 +249,7 @@ function intervalPlot(spec, inks, whole = false) {
     svg.append(make("circle", { cx: x(r.point), cy: y, r: 4.5, fill: r.colour }));
     svg.append(make("text", { ...text, x: right + 8, y: y + 4 }, show(r.point)));
   });
-  svg.append(make("text", { ...text, x: (left + right) / 2, y: bottom + 33, "text-anchor": "middle" }, spec.x));
+  svg.append(make("text", { ...text, x: WIDTH / 2, y: bottom + 33, "text-anchor": "middle" }, spec.x));
   if (whole) svg.append(heading(spec.title, inks));
   return { svg };
 }
