@@ -555,6 +555,16 @@ def test_tables_beside_the_page(site):
     assert f"| CartPole-v1 | dqn | {np.mean(scores):.2f} |" in text and "one run" in text
 
 
+def test_published_scores_are_named(tmp_path, chromium):  # noqa: F811
+    for name, seed in [("ppo", 1), ("dqn", 1), ("mine", 1)]:
+        write_run(tmp_path / "runs", "CartPole-v1", name, seed, 400, total=500_000)
+    build(tmp_path / "runs", output=tmp_path / "page")
+    with browser.open_page(chromium) as page:
+        view(page, tmp_path / "page", "#refs=1")
+        labels = page.locator("#charts svg[data-x] text", has_text="published: ")
+        assert labels.all_inner_texts() == ["published: dqn and 1 more"], "two of three, on each other"
+
+
 @pytest.mark.parametrize("mode", ["start", "reference", "file"])
 def test_normalisation(mode, tmp_path):
     for seed in (1, 2, 3):

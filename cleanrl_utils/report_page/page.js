@@ -223,7 +223,7 @@ function groupSeries(group, inks) {
 function referenceLines(groups, inks) {
   if (state.metric !== D.metrics[0]) return [];
   return groups.filter((group) => group.runs[0].reference).map(({ label, runs }) =>
-    ({ y: runs[0].reference[0], colour: colour(label, inks), name: `${label}, published` }));
+    ({ y: runs[0].reference[0], colour: colour(label, inks), name: label }));
 }
 
 function curvesSpec(title, series, lines, describe) {

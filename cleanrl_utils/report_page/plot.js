@@ -169,6 +169,19 @@ function triangle(marker, x, y, s, inks) {
   return shape;
 }
 
+// The names of level lines above them; of those that would lie on each other, the first and how many more.
+function lineLabels(lines, ys, x, inks) {
+  const labels = [];
+  for (const { y, colour, name } of lines) {
+    const near = labels.find((label) => Math.abs(label.y - ys.to(y)) < 12);
+    if (near) near.more += 1;
+    else labels.push({ y: ys.to(y), colour, name, more: 0 });
+  }
+  const look = { "font-size": 11, stroke: inks.back, "stroke-width": 3, "paint-order": "stroke" };
+  return labels.map(({ y, colour, name, more }) =>
+    make("text", { x, y: y - 4, fill: colour, ...look }, `published: ${name}${more ? ` and ${more} more` : ""}`));
+}
+
 // Everything inside the axes. Many bands hide each other: then they are pale, and one is seen under the pointer.
 function inside(spec, xs, ys, box, inks, shade) {
   const parts = [];
@@ -177,13 +190,9 @@ function inside(spec, xs, ys, box, inks, shade) {
     const look = { fill: s.colour, "fill-opacity": shade };
     parts.push(make("path", { class: "band", "data-series": i, d: bandPath(s, xs.to, ys.to), ...look }));
   });
-  const labels = [];  // of lines: those that would lie on another are left out
   for (const line of spec.lines ?? []) {
     const look = { stroke: line.colour, "stroke-width": 1.3, "stroke-dasharray": "1.5 4", "stroke-linecap": "round" };
     parts.push(make("line", { x1: box.left, x2: box.right, y1: ys.to(line.y), y2: ys.to(line.y), ...look }));
-    if (labels.some((y) => Math.abs(y - ys.to(line.y)) < 12)) continue;
-    labels.push(ys.to(line.y));
-    parts.push(make("text", { x: box.left + 4, y: ys.to(line.y) - 4, fill: line.colour, "font-size": 11 }, line.name));
   }
   spec.series.forEach((s, i) => {
     const strength = s.faint ? { "stroke-width": 1, "stroke-opacity": 0.45 } : { "stroke-width": 2 };
@@ -191,6 +200,7 @@ function inside(spec, xs, ys, box, inks, shade) {
     const look = { stroke: s.colour, "stroke-dasharray": s.dash, ...strength, ...dot };
     parts.push(make("path", { class: "curve", "data-series": i, d: linePath(s, xs.to, ys.to), ...look }));
   });
+  parts.push(...lineLabels(spec.lines ?? [], ys, box.left + 4, inks));
   for (const s of spec.series) {
     for (const marker of s.markers ?? []) parts.push(triangle(marker, xs.to(marker.x), ys.to(marker.y), s, inks));
   }
