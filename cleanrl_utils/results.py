@@ -173,6 +173,8 @@ def read_curve(path, total_timesteps):
 
 
 def is_record(path):
+    if not path.is_file():  # a link that leads nowhere, say
+        return False
     with path.open(errors="replace") as file:
         return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
 
@@ -198,12 +200,16 @@ def read_record(path):
 
 
 def find(path):
-    """The run folders and the recorded CSV files at a path or anywhere below it."""
+    """The run folders and the recorded CSV files at a path or anywhere below it, also where links lead to."""
     path = Path(path)
-    if path.is_file() and path.suffix == ".csv" and is_record(path):
+    if path.suffix == ".csv" and is_record(path):
         return [path]
-    found = []
-    for folder, names, files in os.walk(path):
+    found, seen = [], set()
+    for folder, names, files in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:  # links can lead round in circles
+            names.clear()
+            continue
+        seen.add(real)
         if "args.json" in files:
             found.append(Path(folder))
             names.clear()
@@ -232,7 +238,7 @@ def load(paths, tags=()):
     if len(found) < 200:
         read_places = [read(place, tags) for place in found]
     else:
-        with ProcessPoolExecutor(2) as pool:
+        with ProcessPoolExecutor() as pool:  # a process for each core
             read_places = list(pool.map(partial(read, tags=tuple(tags)), found, chunksize=25))
     runs = []
     for place, result in zip(found, read_places, strict=True):
@@ -275,12 +281,12 @@ def default(script, flag):
     return found and found[1].strip('"')
 
 
-def same_value(a, b):
-    """Whether two values of a flag are the same, be they text or numbers: 2.5e-4 is 0.00025."""
+def plain(value):
+    """The value of a flag as text, with one way to write a number: 2.5e-4 is 0.00025."""
     try:
-        return float(a) == float(b)
-    except (TypeError, ValueError):
-        return str(a) == str(b)
+        return f"{float(str(value)):.12g}"
+    except ValueError:
+        return str(value)
 
 
 def references(script, env_id, args=None, path=REFERENCE):
@@ -294,7 +300,7 @@ def references(script, env_id, args=None, path=REFERENCE):
     def agrees(row):
         said = re.findall(r"\b(\w+)=([\w.]+)", row["notes"])
         ours = [(args or {}).get(flag, default(name, flag)) for flag, _ in said]
-        return all(value is None or same_value(value, told) for value, (_, told) in zip(ours, said))
+        return all(value is None or plain(value) == plain(told) for value, (_, told) in zip(ours, said))
 
     rows = [row for row in published(path) if (row["file"], row["env_id"]) == (f"cleanrl/{name}", env_id)]
     return sorted(filter(agrees, rows), key=lambda row: not row["score_std"])
