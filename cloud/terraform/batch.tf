@@ -164,12 +164,20 @@ resource "aws_batch_job_definition" "main" {
       on_exit_code = "75" # told to stop: there is a checkpoint
     }
     evaluate_on_exit {
+      action       = "RETRY"
+      on_exit_code = "137" # SIGKILL
+    }
+    evaluate_on_exit {
+      action       = "RETRY"
+      on_exit_code = "143" # SIGTERM
+    }
+    evaluate_on_exit {
       action           = "RETRY"
       on_status_reason = "Host EC2*" # the machine was taken away
     }
     evaluate_on_exit {
-      action    = "EXIT"
-      on_reason = "*"
+      action       = "EXIT"
+      on_exit_code = "*" # what did not start has none, and is tried again
     }
   }
   timeout {
