@@ -116,6 +116,12 @@ resource "aws_batch_job_queue" "main" {
     order               = 1
     compute_environment = aws_batch_compute_environment.main[each.key].arn
   }
+  job_state_time_limit_action {
+    action           = "CANCEL"
+    max_time_seconds = 3600
+    reason           = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" # no machine of the queue is large enough
+    state            = "RUNNABLE"
+  }
 }
 
 resource "aws_batch_job_definition" "main" {
