@@ -107,14 +107,19 @@ def state_key(prefix, cell_id):
     return f"{prefix}/cells/{cell_id}/state.json"
 
 
+def check_paths(files):
+    """ValueError if the path of a file leads elsewhere."""
+    for path in map(PurePosixPath, files):
+        if path.parts[:1] != ("runs",) or len(path.parts) < 3 or ".." in path.parts:
+            raise ValueError(f"a state names the file {path}, which is not in a folder of runs/")
+
+
 def download(s3, bucket, files, place):
-    """Get the files of a cell, path -> key, to place(path); a path that leads elsewhere is refused."""
+    """Get the files of a cell, path -> key, to place(path)."""
+    check_paths(files)
 
     def get(item):
-        path, key = PurePosixPath(item[0]), item[1]
-        if path.parts[0] != "runs" or ".." in path.parts:
-            raise ValueError(f"a state in s3://{bucket} names the file {path}, which is not in runs/")
-        target = place(item[0])
+        key, target = item[1], place(item[0])
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
         try:
@@ -254,11 +259,12 @@ class Claim:
 
     def run_dir(self):
         """The folder of the run, or None."""
-        name = (cells.read_json(self.record / "begun.json") or {}).get("run_dir")
-        return Path(name) if name and Path(name).is_dir() else None
+        path = Path((cells.read_json(self.record / "begun.json") or {}).get("run_dir") or "none")
+        return path if path.parts[:-1] == ("runs",) and path.is_dir() else None
 
     def clear(self):
         """Move away what is here of the cell from an earlier start: it may be older or newer than what is in S3."""
+        check_paths(self.state["files"])
         named = {Path(*Path(path).parts[:2]) for path in self.state["files"] if not path.startswith(RECORDS.as_posix())}
         old = [path for path in {self.record, self.run_dir(), *named} if path and path.exists()]
         if self.record in old:

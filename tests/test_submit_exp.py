@@ -292,7 +292,7 @@ def test_a_worker_that_was_late_removes_nothing(containers):
     assert claims[0].take() and claims[1].take()
     for key in "new", "left-over":
         containers.s3.put_object(Bucket=BUCKET, Key=f"{folder}/{key}", Body=b"x")
-    claims[1].put(files={"runs/new": f"{folder}/new"})
+    claims[1].put(files={"runs/x/new": f"{folder}/new"})
     with pytest.raises(s3_cells.Lost):
         claims[0].fetch()
     assert len(submit_exp.keys_under(containers.s3, BUCKET, folder)) == 3
@@ -479,9 +479,9 @@ def test_a_heart_beats_while_files_are_sent(containers):
     s3 = Faulty(containers.s3, None)
     s3.upload_file = lambda *args: (slow.wait(1.5), cell.s3.upload_file(*args))
     claim = cell.claim(s3)
-    beat = threading.Thread(target=s3_cells.beat, args=[claim, ended])
+    beat = threading.Thread(target=s3_cells.beat, args=[claim, ended], daemon=True)
     beat.start()
-    sending = threading.Thread(target=claim.sync)
+    sending = threading.Thread(target=claim.sync, daemon=True)
     sending.start()
     with pytest.raises(s3_cells.Lost, match="being run by"):
         cell.claim()
@@ -657,8 +657,9 @@ def test_what_is_refused(aws, containers):
     command = [sys.executable, "-m", "cleanrl_utils.submit_exp", *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and 'pip install -e ".[cloud]"' in done.stderr and "Traceback" not in done.stderr
-    with pytest.raises(ValueError, match="not in runs/"):
-        s3_cells.download(aws.s3, BUCKET, {"runs/../../x": "key"}, Path)
+    for path in "runs/../../x", "/etc/passwd", "runs/x":
+        with pytest.raises(ValueError, match="not in a folder of runs/"):
+            s3_cells.download(aws.s3, BUCKET, {path: "key"}, Path)
     containers.put({"id": "../../../evil"})
     for url in f"s3://{BUCKET}/{containers.prefix}", f"s3://{BUCKET}/{containers.prefix}/matrix-0.json":
         assert "names the cell '../../../evil'" in call("--fetch", url, code=2)
@@ -671,17 +672,17 @@ def test_two_jobs_have_a_cell(containers, monkeypatch):
         record = {"job": name, "name": name, "queue": "spot", "url": f"{url}/matrix-{name}.json"}
         for key, body in (f"matrix-{name}", {"cells": part}), (f"jobs/{name}", record | {"cells": ["c0", "c1", "c2"]}):
             containers.s3.put_object(Bucket=BUCKET, Key=f"{containers.prefix}/{key}.json", Body=json.dumps(body))
-    monkeypatch.setenv("AWS_BATCH_JOB_ID", "A:2")
-    claim = s3_cells.Claim(containers.s3, BUCKET, f"{containers.prefix}/cells/c2", Path("none"), 600)
-    claim.take()
+    for cell, owner in ("c0", ""), ("c2", "A:2"):  # the first by hand
+        monkeypatch.setenv("AWS_BATCH_JOB_ID", owner)
+        s3_cells.Claim(containers.s3, BUCKET, f"{containers.prefix}/cells/{cell}", Path("none"), 600).take()
     jobs, ended = {"A": ("RUNNING", ""), "B": ("FAILED", "exited")}, []
     monkeypatch.setattr(submit_exp.engines, "aws_states", lambda _, tasks: {task: jobs[task[0]] for task in tasks})
     batch = SimpleNamespace(terminate_job=lambda jobId, reason: ended.append(jobId))
     found = submit_exp.survey(containers.s3, batch, BUCKET, containers.prefix, matrix)
-    assert [standing for standing, _, _ in found] == ["waiting", "waiting", "running"]
+    assert [standing for standing, _, _ in found] == ["running", "waiting", "running"]
     jobs["A"] = "FAILED", "gone"
     found = submit_exp.survey(containers.s3, batch, BUCKET, containers.prefix, matrix)
-    assert [standing for standing, _, _ in found] == ["failed"] * 3
+    assert [standing for standing, _, _ in found] == ["running", "failed", "failed"]
     jobs |= {"A": ("RUNNABLE", "CAPACITY"), "B": ("RUNNING", "")}
     submit_exp.cancel(containers.s3, batch, f"{url}/matrix-B.json", True)
     assert ended == ["B"]
