@@ -251,7 +251,7 @@ def add_parts(site, page, text):
 
     def behind_table(section, names):
         def around(match):  # a score may be broken in front of its interval only
-            rows = re.sub(r"(?<=,) (?=[-\d.]+\])| (?=±)|(?<=±) |(?<=of) ", "\u00a0", match[0])
+            rows = re.sub(r"(?<=,) (?=[-\d.]+\])| (?=±)|(?<=±) |(?<=of) |(?<=after) ", "\u00a0", match[0])
             return CARDS.format("results", rows)
 
         section = re.sub(r"(?ms)^\| File .*?(?=\n\n)", around, section, count=1)

@@ -592,7 +592,8 @@ def test_duplicates_and_records_of_runs(tmp_path):
     (run,) = results.load([folder])
     columns = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
     row = (
-        f"cleanrl/ppo.py,CartPole-v1,10000,1 2,1,0,{run.score:.2f} 7.00,,,python cleanrl/ppo.py,0123456789,torch=2.8.0"
+        f"cleanrl/ppo.py,CartPole-v1,10000,1 2,1,0,{run.score:.2f} 7.00,,,"
+        "python cleanrl/ppo.py --total-timesteps 10000,0123456789,torch=2.8.0"
     )
     other = row.replace("0123456789,", "9876543210,")  # by chance, the same score at another commit
     (tmp_path / "ppo.csv").write_text(f"{columns}\n{row}\n{other.replace(' 7.00', '').replace(',1 2,', ',1,')}\n")

@@ -25,7 +25,8 @@ def test_a_run(tmp_path):
     assert run.returns.tolist() == list(range(150)) and run.score == np.mean(range(50, 150))
     np.testing.assert_allclose(run.seconds, run.steps / 10)
     assert run.commit == "a" * 40 and run.packages == {"gymnasium": "1.4.0", "torch": "2.13"}
-    assert run.command == "python cleanrl/ppo.py --env-id A-v1 --seed 3" and run.args["learning_rate"] == 0.1
+    assert run.command == "python cleanrl/ppo.py --env-id A-v1 --seed 3 --total-timesteps 1000"
+    assert run.args["learning_rate"] == 0.1
     assert list(run.metrics) == ["charts/SPS"] and [list(a) for a in run.metrics["charts/SPS"]] == [[1000], [10], [100]]
     assert run.videos == [(9, folder / "videos/step-9.mp4"), (20, folder / "videos/step-20.mp4")]
 
