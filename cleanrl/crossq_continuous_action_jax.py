@@ -14,7 +14,7 @@ Differs from sac_continuous_action_jax.py:
 4. critics of `--q-hidden` units per layer; Adam averages gradients over fewer steps (b1 = 0.5), at a step size of 1e-3;
 5. one gradient step of the actor, not several, every `--policy-frequency` gradient steps.
 
-Differs from the paper: tanh, not clipping, keeps the policy's deviations between exp(-5) and exp(2).
+Differs from the paper: tanh keeps the policy's deviations between exp(-5) and exp(2).
 
 Run: python crossq_continuous_action_jax.py --env-id HalfCheetah-v4 --total-timesteps 1000000
 """

@@ -10,7 +10,7 @@
 Differs from ddpg_continuous_action.py:
 1. JAX, Flax and Optax; the replay buffer and all that learning changes are one donated pytree on the device;
 2. one call writes the last transitions to the replay buffer and takes the gradient steps that are due;
-3. Flax's initialisation: normal weights of variance 1 / inputs, no biases.
+3. Flax's initialisation: truncated normal weights of variance 1 / inputs, biases of zero.
 
 Differs from the paper:
 1. the networks and settings of TD3's authors: layers of 256, Adam at 3e-4 without weight decay, Gaussian noise in place

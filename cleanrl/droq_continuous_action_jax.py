@@ -14,7 +14,7 @@ Differs from sac_continuous_action_jax.py:
 
 Differs from the paper:
 1. one dropout rate and -1 of entropy per dimension for all environments, where the paper chose them for each;
-2. tanh, not clipping, keeps deviations between exp(-5) and exp(2);
+2. tanh keeps deviations between exp(-5) and exp(2);
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python droq_continuous_action_jax.py --env-id HalfCheetah-v4 --total-timesteps 100000

@@ -19,7 +19,7 @@ Differs from ppo_atari_envpool.py:
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
-2. networks have orthogonal initialisation, and the learning rate decays linearly;
+2. orthogonal weights at first; 4 epochs, not 3; the clip range is not annealed, and the value loss weighs a quarter;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_atari_envpool_xla_jax.py --env-id Breakout-v5 --total-timesteps 10000000

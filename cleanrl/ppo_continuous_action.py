@@ -13,7 +13,7 @@ Differs from ppo.py:
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
-2. actor and critic are separate networks with orthogonal initialisation, and the learning rate decays linearly;
+2. networks have orthogonal initialisation, and the learning rate decays linearly, in the paper on Atari games only;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_continuous_action.py --env-id HalfCheetah-v4 --total-timesteps 1000000

@@ -20,7 +20,7 @@ Differs from ppo_continuous_action.py:
 
 Differs from the paper:
 1. advantages are standardised per minibatch, and gradients are clipped to a global norm;
-2. actor and critic are separate networks with orthogonal initialisation;
+2. networks have orthogonal initialisation;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_continuous_action_isaacgym.py --env-id Ant --total-timesteps 30000000

@@ -18,7 +18,7 @@ Differs from ppo.py:
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
-2. actor and critic are separate networks with orthogonal initialisation, and the learning rate decays linearly;
+2. networks have orthogonal initialisation, and the learning rate decays linearly, in the paper on Atari games only;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_jax.py --env-id CartPole-v1 --total-timesteps 500000 --num-seeds 10

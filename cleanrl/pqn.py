@@ -4,7 +4,7 @@
 #     "gymnasium[classic-control]>=1.2", "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
-"""Parallel Q-learning (PQN, Gallici et al. 2024, arXiv:2407.04811): vector observations, discrete actions.
+"""Parallelised Q-Network (PQN, Gallici et al. 2024, arXiv:2407.04811): vector observations, discrete actions.
 
 Differs from ppo.py:
 1. one network of action values, with layer normalisation before each ReLU, in place of actor and critic;

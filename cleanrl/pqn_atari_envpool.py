@@ -5,7 +5,7 @@
 #     "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
-"""Parallel Q-learning (PQN, Gallici et al. 2024, arXiv:2407.04811): Atari games of EnvPool.
+"""Parallelised Q-Network (PQN, Gallici et al. 2024, arXiv:2407.04811): Atari games of EnvPool.
 
 Differs from ppo_atari_envpool.py:
 1. one network of action values, with layer normalisation before each ReLU, in place of actor and critic;

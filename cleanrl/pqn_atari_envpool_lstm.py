@@ -5,7 +5,7 @@
 #     "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
-"""Parallel Q-learning (PQN, Gallici et al. 2024, arXiv:2407.04811) with an LSTM: Atari games of EnvPool.
+"""Parallelised Q-Network (PQN, Gallici et al. 2024, arXiv:2407.04811) with an LSTM: Atari games of EnvPool.
 
 Differs from pqn_atari_envpool.py:
 1. one frame in place of four, and an LSTM after the convolutional network, which starts afresh in each game and life;

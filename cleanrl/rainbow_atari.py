@@ -17,10 +17,10 @@ Differs from c51_atari.py:
 
 Differs from the paper:
 1. noise is drawn for each observation, so that environments explore independently; the paper draws it for each batch;
-2. the priority is the cross-entropy, as in the authors' code: the paper's KL divergence plus the target's entropy;
+2. the priority is the cross-entropy, as in the published script: the paper's KL divergence plus the target's entropy;
 3. weights are divided by the largest in the batch, and an episode cut off by a time limit is bootstrapped;
 4. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it;
-5. learning starts after 80,000 steps, where the paper has 20,000, and gradients are not clipped.
+5. learning starts after 80,000 steps, where the paper has 20,000.
 
 Run: python rainbow_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """

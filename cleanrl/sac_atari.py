@@ -17,7 +17,7 @@ Differs from dqn_atari.py:
 Differs from the paper:
 1. an entropy of 0.89 of the largest one is asked for, where the paper has 0.98;
 2. an episode cut off by a time limit is bootstrapped from its final observation;
-3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it.
+3. the target network is copied every 8,000 steps, as in the paper's table; its algorithm 1 moves it by steps of tau.
 
 Run: python sac_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 5000000
 """

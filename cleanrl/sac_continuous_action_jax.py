@@ -14,7 +14,7 @@ Differs from td3_continuous_action_jax.py:
 4. `--utd` gradient steps per environment step; the actor catches up on `--policy-frequency` steps at once.
 
 Differs from the paper:
-1. the step size of the critics and of alpha is 1e-3; tanh, not clipping, keeps deviations between exp(-5) and exp(2);
+1. the step size of the critics and of alpha is 1e-3; tanh keeps deviations between exp(-5) and exp(2);
 2. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python sac_continuous_action_jax.py --env-id HalfCheetah-v4 --total-timesteps 1000000

@@ -13,7 +13,7 @@ Differs from ddpg_continuous_action_jax.py:
 3. the actor follows the first critic.
 
 Differs from the paper:
-1. layers of 256 and Adam at 3e-4, batches of 256, which its authors use in their later code;
+1. layers of 256, Adam at 3e-4, batches of 256 and 25,000 uniform actions at the start, as in its authors' later code;
 2. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python td3_continuous_action_jax.py --env-id HalfCheetah-v4 --total-timesteps 1000000

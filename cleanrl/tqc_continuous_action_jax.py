@@ -15,7 +15,7 @@ Differs from sac_continuous_action_jax.py:
 Differs from the paper:
 1. two critics of two layers of 256 units, not five of three layers of 512;
 2. the step size of the critics and of alpha is 1e-3, and the actor takes two steps at each second one of the critics';
-3. tanh, not clipping, keeps deviations between exp(-5) and exp(2);
+3. tanh keeps deviations between exp(-5) and exp(2);
 4. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python tqc_continuous_action_jax.py --env-id HalfCheetah-v4 --total-timesteps 1000000
