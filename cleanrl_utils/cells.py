@@ -122,6 +122,7 @@ def die_with(parent):
     """In a child of `parent`: SIGTERM when it dies, whatever killed it (Linux)."""
     if sys.platform != "linux":
         return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the parent, too, which sends SIGTERM
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,14 +1,13 @@
 """What cells on AWS Batch will cost, as far as that can be known before they run: hours x price, with their sources.
 
-No price is written down here. One of a cell and hour comes from the command line, from a file that you fill in
-(cloud/prices.toml), or from AWS: the Spot price history, or the price list of on-demand machines. The hours come from
-the command line or from measured speeds: cells of the same kind that are done in S3, or runs/ of this machine.
+No price is written down here. One of a cell and hour comes from the command line or from AWS: the Spot price history,
+or the price list of on-demand machines. The hours come from the command line or from measured speeds: cells of the same
+kind that are done in S3, or runs/ of this machine. Speeds are averaged as seconds per step (the harmonic mean).
 """
 
 import json
 import re
 import statistics
-import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def steps_of(cell):
     """The environment steps of a cell: from its command, or the default of its script; None if neither says."""
     words, script = " ".join(cell["command"]), cells.script_of(cell["command"])[1]
     text = Path(script).read_text() if script and Path(script).is_file() else ""
-    found = re.findall(r"--total[-_]timesteps[ =](\d+)", words) or re.findall(
+    found = re.findall(r"--total[-_]timesteps[ =]([\d_]+)", words) or re.findall(
         r"(?m)^ {4}total_timesteps: int = ([\d_]+)", text
     )
     return int(found[-1]) if found else None
@@ -40,7 +39,17 @@ def local_speeds(kinds, runs, newest=3):
         if pair in kinds and len(found.get(pair, [])) < newest:
             rates = read_scalars(args.parent).get("charts/SPS", [])
             found.setdefault(pair, []).extend(rates[-1:, 1].tolist() if len(rates) else [])
-    return {pair: statistics.mean(rates) for pair, rates in found.items() if rates}
+    return {pair: statistics.harmonic_mean(rates) for pair, rates in found.items() if rates}
+
+
+def measured_speeds(matrix, states):
+    """(script, environment) -> steps per second of the cells that are done, by their states in S3."""
+    rates = {}
+    for cell, state in zip(matrix, states):
+        steps = steps_of(cell)
+        if state and state["state"] == "done" and steps and state["seconds"]:
+            rates.setdefault(kind(cell), []).append(steps / state["seconds"])
+    return {pair: statistics.harmonic_mean(values) for pair, values in rates.items()}
 
 
 def hours_of(matrix, measured, local, given=None):
@@ -56,7 +65,7 @@ def hours_of(matrix, measured, local, given=None):
         steps, rate = steps_of(cell), None
         for speeds, source in (measured, "cells done in S3"), (local, "runs of this machine: yours may differ"):
             same = [speed for (name, _), speed in speeds.items() if name == script]
-            rate = rate or speeds.get(pair) or (statistics.mean(same) if same else None)
+            rate = rate or speeds.get(pair) or (statistics.harmonic_mean(same) if same else None)
             if rate and steps:
                 sources.add(source)
                 break
@@ -100,8 +109,19 @@ def list_price(pricing, machine, region):
     return max(prices, default=None)
 
 
-def asked_price(batch, queue, machine, vcpus, gpus, region):
-    """USD for a cell and hour on the dearest of the types of machines, and a line that says how it is known."""
+def share_of(size, vcpus, memory, gpus):
+    """The part of a machine that a cell pays for, if as many run there as fit in; above 1 if none does."""
+    whole = sum(gpu["Count"] for gpu in size.get("GpuInfo", {}).get("Gpus", []))
+    share = max(vcpus / size["VCpuInfo"]["DefaultVCpus"], memory / (0.93 * size["MemoryInfo"]["SizeInMiB"]))
+    share = max(share, gpus / (whole or 1))  # the system needs some of the memory
+    return share if share > 1 else 1 / int(1 / share + 1e-9)
+
+
+def asked_price(batch, queue, machine, vcpus, memory, gpus, region):
+    """USD for a cell and hour on the dearest of the types of machines, and a line that says how it is known.
+
+    A cell that is too large for one pays for as many as would hold it: the larger sizes of a family cost as much.
+    """
     types, spot = machines_of(batch, queue)
     types = [machine] if machine else [name for name in types if name != "optimal"]
     types = [name if "." in name else f"{name}.large" for name in types]  # a family counts by its size `large`
@@ -113,8 +133,7 @@ def asked_price(batch, queue, machine, vcpus, gpus, region):
     for size in known:
         name = size["InstanceType"]
         price = spot_price(ec2, name) if spot else list_price(pricing, name, region)
-        whole = sum(gpu["Count"] for gpu in size.get("GpuInfo", {}).get("Gpus", [])) if gpus else None
-        share = gpus / whole if whole else vcpus / size["VCpuInfo"]["DefaultVCpus"]
+        share = share_of(size, vcpus, memory, gpus)
         if price is not None:
             found.append((price * share, price, name, share))
     if not found:
@@ -123,19 +142,6 @@ def asked_price(batch, queue, machine, vcpus, gpus, region):
     source = "highest Spot price of the zones now" if spot else "on-demand price list"
     part = f"{share:.3g} of a {name} at ${price:.4g} ({source}, {region}, {datetime.now(UTC):%Y-%m-%d})"
     return cell, f"${cell:.4g} for a cell and hour: {part}"
-
-
-def filed_price(path, queue, vcpus, gpus):
-    """As `asked_price`, from a file that the user has filled in; (None, "") where it says nothing about the queue."""
-    if not Path(path).is_file():
-        return None, ""
-    prices = tomllib.loads(Path(path).read_text())
-    table, count = ("per_gpu_hour", gpus) if gpus else ("per_vcpu_hour", vcpus)
-    price = prices.get(table, {}).get(queue)
-    if price is None:
-        return None, ""
-    when = f"{prices.get('source') or 'no source'}, {prices.get('date') or 'no date'}: check it"
-    return price * count, f"${price * count:.4g} for a cell and hour: {count:g} x ${price:g} ({path}; {when})"
 
 
 def lines_of(hours, hours_line, price, price_line, attempts, timeout):
@@ -154,5 +160,5 @@ def lines_of(hours, hours_line, price, price_line, attempts, timeout):
         yield f"  estimate: {f'{amount}{more}' if known else f'{missing} cells x unknown hours x {cost}'}{least}"
     bound = f"{cells_number} cells x {attempts} attempts x {timeout:g} h x {cost}"
     most = "" if price is None else f" = ${cells_number * attempts * timeout * price:.2f}"
-    yield f"  upper bound: {bound}{most}, if every attempt of every cell ran into the timeout"
+    yield f"  upper bound: {bound}{most}, if every attempt lasts as long as the timeout"
     yield "  This is for machines that are full of cells; storage, traffic, logs and images cost extra."

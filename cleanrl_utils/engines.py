@@ -360,11 +360,16 @@ def run_ray(matrix_path, board, options):
 
 
 def aws_retries(retries):
-    """What Batch does when an attempt ends."""
+    """What Batch does when an attempt ends, in the five rules that it allows. Where none applies, it tries again.
+
+    That is when the run did not come to an exit code: its container could not be pulled or started.
+    """
     actions = [
         {"onExitCode": str(cells.INTERRUPTED), "action": "RETRY"},
+        {"onExitCode": "137", "action": "RETRY"},  # SIGKILL, as when the time for a checkpoint was too short
+        {"onExitCode": "143", "action": "RETRY"},  # SIGTERM, as before anything could be done about it
         {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the machine was taken away
-        {"onReason": "*", "action": "EXIT"},
+        {"onExitCode": "*", "action": "EXIT"},
     ]
     return {"attempts": max(1, min(10, retries + 1)), "evaluateOnExit": actions}  # Batch tries ten times at most
 

@@ -1,29 +1,32 @@
 """One experiment out of a list in S3, brought to its end on machines that may be taken away at any time.
 
-    python -m cleanrl_utils.s3_cells s3://BUCKET/PREFIX/matrix-KEY.json [INDEX] [--sync-every 60]
+    python -m cleanrl_utils.s3_cells s3://BUCKET/PREFIX/matrix-KEY.json [INDEX] [--sync-every 60] [--lease 600]
 
 `python -m cleanrl_utils.submit_exp` writes the list and has AWS Batch start this command in a container, once per cell;
 INDEX is $AWS_BATCH_JOB_ARRAY_INDEX there. No file system is shared: what has to outlive the machine is in S3.
 - PREFIX/cells/ID/state.json says who runs the cell, how it stands, and which objects are its files. It is replaced only
   by who has read the version before (If-Match), after the files that it names are there: a worker that is killed leaves
   the last whole state, and of two workers one finds the state changed, and stops.
-- The files go up when there is a new checkpoint, at most every --sync-every seconds, and at the end. In between the
-  state is written all the same, with the end of the log: that is the heartbeat.
-- SIGTERM, or the notice that a Spot machine is taken away: the run writes its checkpoint, which goes up, exit code 75.
+- The files go up when there is a new checkpoint, at most every --sync-every seconds, and at the end. Meanwhile the
+  state is written ten times in --lease seconds, with the end of the log: that is the heartbeat.
+- SIGTERM, Ctrl+C, or the notice that a Spot machine is taken away: the run writes its checkpoint, which goes up, exit
+  code 75.
 - The next start, in an empty container, gets the files and goes on from the checkpoint: see cleanrl_utils/cells.py.
+  In a folder that has been used, what is there of the cell is moved to runs/.replaced first.
 
 Exit codes: 0 done, also before; 75 interrupted, to be started again; 2 wrong usage; else that of the run; 1 also for a
 cell that another worker has.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -35,12 +38,12 @@ from pathlib import Path, PurePosixPath
 from cleanrl_utils import cells
 
 RECORDS = Path("runs/.benchmark")
-LEASE = 10  # heartbeats that may be missed before a cell counts as abandoned
-CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")
 
 
 class Lost(Exception):
-    """Another worker has the cell."""
+    """Another worker has the cell; `files`: the objects that are its files now."""
+
+    files = ()
 
 
 def split_url(url):
@@ -90,24 +93,39 @@ def read_matrix(s3, url):
     matrix = read_state(s3, bucket, key)[0]
     if matrix is None:
         raise ValueError(f"there is no {url}")
-    return matrix["cells"], str(PurePosixPath(key).parent)
+    return check_names(matrix["cells"], url), str(PurePosixPath(key).parent)
+
+
+def check_names(matrix, url):
+    """The cells, the names of which become folders; ValueError if one leads elsewhere."""
+    if strange := [cell["id"] for cell in matrix if not re.fullmatch(r"[\w+-][\w.+-]*", cell["id"])]:
+        raise ValueError(f"a list in {url} names the cell {strange[0]!r}")
+    return matrix
 
 
 def state_key(prefix, cell_id):
     return f"{prefix}/cells/{cell_id}/state.json"
 
 
-def download(s3, bucket, files, out):
-    """Get the files of a cell, path -> key, with `out` in place of runs/; a path that leads elsewhere is refused."""
+def check_paths(files):
+    """ValueError if the path of a file leads elsewhere."""
+    for path in map(PurePosixPath, files):
+        if path.parts[:1] != ("runs",) or len(path.parts) < 3 or ".." in path.parts:
+            raise ValueError(f"a state names the file {path}, which is not in a folder of runs/")
+
+
+def download(s3, bucket, files, place):
+    """Get the files of a cell, path -> key, to place(path)."""
+    check_paths(files)
 
     def get(item):
-        path, key = PurePosixPath(item[0]), item[1]
-        if path.parts[0] != "runs" or ".." in path.parts:
-            raise ValueError(f"a state in s3://{bucket} names the file {path}, which is not in runs/")
-        target = Path(out, *path.parts[1:])
+        key, target = item[1], place(item[0])
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
-        s3.download_file(bucket, key, str(temporary))
+        try:
+            s3.download_file(bucket, key, str(temporary))
+        except errors() as error:
+            raise OSError(f"s3://{bucket}/{key}: {error}") from error
         os.replace(temporary, target)
 
     with ThreadPoolExecutor(8) as pool:
@@ -174,32 +192,43 @@ class Claim:
     def __init__(self, s3, bucket, folder, record, lease):
         self.s3, self.bucket, self.folder, self.record, self.lease = s3, bucket, folder, record, lease
         job, attempt = os.environ.get("AWS_BATCH_JOB_ID", ""), int(os.environ.get("AWS_BATCH_JOB_ATTEMPT") or 1)
-        self.owner = {"token": secrets.token_hex(4), "job": job, "attempt": attempt, "host": os.uname().nodename}
-        self.state, self.etag = None, None
-        self.sent, self.stamp = {}, None  # path -> (identity, key) of what is there; the checkpoints among it
-        self.objects = set()  # the keys of files that exist
+        self.owner = {"token": secrets.token_hex(8), "job": job, "attempt": attempt, "host": os.uname().nodename}
+        self.state, self.etag = {}, None  # as read or written last
+        self.lock, self.begun, self.earlier = threading.Lock(), time.monotonic(), 0.0
+        self.sent, self.stamp = {}, {}  # path -> (identity, key) of what is there; the checkpoints among it
+        self.objects = set()  # what is there, too, and may be of no use any more
 
     def put(self, **changes):
-        """Replace the state that was read or written last, or raise Lost."""
-        from botocore.exceptions import ClientError
+        """Replace the state, if it is ours or the one that was read, or raise Lost. Afterwards it is what is in S3.
 
-        state = self.state | changes | {"owner": self.owner, "version": self.state["version"] + 1, "lease": self.lease}
-        while True:
-            unchanged = {"IfMatch": self.etag} if self.etag else {"IfNoneMatch": "*"}
-            place = {"Bucket": self.bucket, "Key": f"{self.folder}/state.json", "ContentType": "application/json"}
-            try:
-                self.etag = self.s3.put_object(**place, **unchanged, Body=json.dumps(state, indent=1))["ETag"]
-                break
-            except ClientError as error:
-                if error.response["Error"]["Code"] not in CONFLICTS:
-                    raise
-            found, etag, _ = read_state(self.s3, self.bucket, place["Key"])
-            if found and (found["owner"], found["version"]) == (state["owner"], state["version"]):
-                self.etag = etag  # our own write, of which the answer was lost
-                break
-            if (found or {}).get("version", 0) != self.state["version"]:
-                raise Lost(f"taken over by {name_of(found['owner']) if found else 'nobody, but removed'}")
-        self.state = state
+        Each try has an id of its own: one that S3 has done, but of which the answer was lost, is recognised as ours,
+        and one that arrives late finds another state than the one that it was meant for.
+        """
+        place = {"Bucket": self.bucket, "Key": f"{self.folder}/state.json"}
+        with self.lock:
+            for pause in (0.2, 1, 5, None):
+                seconds = round(self.earlier + time.monotonic() - self.begun, 1)
+                state = self.state | changes | {"owner": self.owner, "lease": self.lease, "seconds": seconds}
+                state["id"] = secrets.token_hex(8)
+                unchanged = {"IfMatch": self.etag} if self.etag else {"IfNoneMatch": "*"}
+                body = {"Body": json.dumps(state, indent=1), "ContentType": "application/json"}
+                try:
+                    self.state, self.etag = state, self.s3.put_object(**place, **unchanged, **body)["ETag"]
+                    return
+                except errors() as error:
+                    problem = error
+                found, etag, _ = read_state(self.s3, self.bucket, place["Key"])
+                there = found or {}
+                if there.get("id") != self.state.get("id") and there.get("owner") != self.owner:
+                    lost = Lost(f"taken over by {name_of(found['owner']) if found else 'nobody, but removed'}")
+                    lost.files = there.get("files", {}).values()
+                    raise lost
+                self.state, self.etag = found or self.state, etag
+                if there.get("id") == state["id"]:
+                    return
+                if pause:
+                    time.sleep(pause)
+            raise problem
 
     def take(self):
         """Become the worker of a cell; False if it is done. Lost if another worker is alive, which is waited for."""
@@ -209,14 +238,15 @@ class Claim:
             if state and state["state"] == "done":
                 return False
             if state and state["state"] == "running" and age < state["lease"] and not self.follows(state["owner"]):
-                if seen not in (None, state["version"]):
+                if seen not in (None, state["id"]):
                     raise Lost(f"it is being run by {name_of(state['owner'])}")
                 if seen is None:
                     print(f"{name_of(state['owner'])} had it: {state['lease']:.0f} s for a sign of life", flush=True)
-                seen = state["version"]
+                seen = state["id"]
                 time.sleep(min(5.0, state["lease"] / 10))
                 continue
-            self.state = state or {"version": 0, "files": {}, "starts": 0}
+            self.state = state or {"files": {}, "starts": 0}
+            self.earlier = self.state.get("seconds", 0.0)
             try:
                 self.put(state="running", code=None, starts=self.state["starts"] + 1)
                 return True
@@ -227,47 +257,62 @@ class Claim:
         """Whether an owner is an earlier attempt of this very job: Batch begins the next one when it has ended."""
         return bool(owner["job"]) and owner["job"] == self.owner["job"] and owner["attempt"] < self.owner["attempt"]
 
+    def run_dir(self):
+        """The folder of the run, or None."""
+        path = Path((cells.read_json(self.record / "begun.json") or {}).get("run_dir") or "none")
+        return path if path.parts[:-1] == ("runs",) and path.is_dir() else None
+
+    def clear(self):
+        """Move away what is here of the cell from an earlier start: it may be older or newer than what is in S3."""
+        check_paths(self.state["files"])
+        named = {Path(*Path(path).parts[:2]) for path in self.state["files"] if not path.startswith(RECORDS.as_posix())}
+        old = [path for path in {self.record, self.run_dir(), *named} if path and path.exists()]
+        if self.record in old:
+            cells.lock(self.record).close()  # an earlier run may still be writing
+        for path in old:
+            to = Path("runs", ".replaced", secrets.token_hex(4))
+            to.mkdir(parents=True)
+            path.rename(to / path.name)
+            print(f"{path} was here before: it is in {to} now", flush=True)
+
     def fetch(self):
         """Get the files of the cell, and remove what earlier workers could not finish to send."""
+        self.clear()
         files = self.state["files"]
-        download(self.s3, self.bucket, files, "runs")
+        download(self.s3, self.bucket, files, Path)
         self.sent = {path: (identity(path), key) for path, key in files.items()}
+        self.stamp = checkpoints(self.run_dir())
         pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{self.folder}/")
         found = {item["Key"] for page in pages for item in page.get("Contents", [])}
-        self.objects = found - {f"{self.folder}/state.json"}
         self.put()  # still ours, so nothing that was listed is from a worker after us
-        self.tidy()
+        self.objects = found - {f"{self.folder}/state.json"}
+        self.tidy(files.values())
 
-    def tidy(self):
-        """Remove the objects that are no part of the state that was read or written last."""
-        for key in sorted(self.objects - {key for _, key in self.sent.values()}):
+    def tidy(self, named):
+        """Remove objects that the state does not name, which has to be the one in S3: no later one will name them."""
+        for key in sorted(self.objects - set(named)):
             self.s3.delete_object(Bucket=self.bucket, Key=key)
             self.objects.discard(key)
 
-    def sync(self, final=False, **changes):
-        """Write the state, after the files if there is a new checkpoint or this is the last time."""
-        run_dir = (cells.read_json(self.record / "begun.json") or {}).get("run_dir")
-        run_dir = Path(run_dir) if run_dir and Path(run_dir).is_dir() else None
-        changes["log"] = log_end(self.record)
-        if not final and checkpoints(run_dir) == (self.stamp or {}):
-            self.put(**changes)
-            return
-        with tempfile.TemporaryDirectory(prefix=".snapshot-", dir="runs") as into:
-            links, stamp = snapshot(self.record, run_dir, Path(into, "links"))
+    def sync(self, **changes):
+        """Send the files that have changed, to new places, and then the state that names them."""
+        folder, into = f"{self.folder}/{secrets.token_hex(8)}", self.record.with_name(f"{self.record.name}.snapshot")
+        try:
+            links, stamp = snapshot(self.record, self.run_dir(), into)
             changed = [path for path, (mark, _) in links.items() if self.sent.get(path, [None])[0] != mark]
-            keys = {path: self.sent[path][1] for path in links.keys() - set(changed)}
-            for path in changed:
-                keys[path] = f"{self.folder}/{self.owner['token']}-{self.state['version'] + 1}/{path}"
-                self.objects.add(keys[path])
+            keys = {path: f"{folder}/{path}" if path in changed else self.sent[path][1] for path in links}
+            self.objects |= set(keys.values())
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda path: self.s3.upload_file(str(links[path][1]), self.bucket, keys[path]), changed))
+        finally:
+            shutil.rmtree(into, ignore_errors=True)
         try:
-            self.put(files=keys, **changes)
-        except Lost:  # what was sent for this state is of no use; all else is the other worker's now
-            self.tidy()
+            self.put(files=keys, log=log_end(self.record), **changes)
+        except Lost as lost:
+            self.tidy(lost.files)
             raise
         self.sent, self.stamp = {path: (mark, keys[path]) for path, (mark, _) in links.items()}, stamp
-        self.tidy()
+        self.tidy(keys.values())
 
 
 def spot_notice():
@@ -288,19 +333,35 @@ def spot_notice():
 
 def listen(over):
     """Stop the run when the machine is about to be taken away; not in `watch`, as sending files may take minutes."""
-    answered = False
-    while not over.wait(5):
+    failures = 0
+    while failures < 10 and not over.wait(5):
         notice = spot_notice()
+        failures = failures + 1 if notice is None else 0
         if notice:
             print("This machine is about to be taken away: stopping", flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
-        if notice or (notice is None and not answered):  # a service that has answered before is asked again
             return
-        answered = True
+
+
+def send(write, **changes):
+    """Write to S3 while the run goes on, which stops if the cell is lost; no other trouble is one of the run."""
+    try:
+        write(**changes)
+    except Lost as error:
+        print(f"s3_cells: {error}: stopping", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Exception as error:
+        print(f"s3_cells: not in S3 yet, next time maybe: {error}", file=sys.stderr, flush=True)
+
+
+def beat(claim, ended):
+    """Say that the worker is alive, also while files come and go."""
+    while not ended.wait(claim.lease / 10):
+        send(claim.put, log=log_end(claim.record))
 
 
 def watch(claim, over, sync_every):
-    """While the run goes on: show its log, send its files, and stop it if another worker has taken the cell."""
+    """While the run goes on: show its log, and send its files when there is a new checkpoint."""
     log, synced = claim.record / "log.txt", time.monotonic()
     shown = log.stat().st_size if log.exists() else 0
     while True:
@@ -314,14 +375,8 @@ def watch(claim, over, sync_every):
         if ended:
             return
         if time.monotonic() - synced >= sync_every:
-            try:
-                claim.sync()
-            except Lost as error:
-                print(f"s3_cells: {error}: stopping", file=sys.stderr, flush=True)
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            except Exception as error:  # whatever it is, the run goes on
-                print(f"s3_cells: not in S3 yet, next time maybe: {error}", file=sys.stderr, flush=True)
+            if checkpoints(claim.run_dir()) != claim.stamp:
+                send(claim.sync)
             synced = time.monotonic()
 
 
@@ -335,39 +390,54 @@ def run(claim, cell, sync_every):
     watcher = threading.Thread(target=watch, args=[claim, over, sync_every])
     try:
         claim.fetch()
+        begun_with = claim.stamp
         watcher.start()
         if "AWS_BATCH_JOB_ID" in os.environ:
             threading.Thread(target=listen, args=[over], daemon=True).start()
-        return cells.run_cell(cell, claim.record)
-    except SystemExit:
-        return None
+        code = cells.run_cell(cell, claim.record)
+        if code <= 128:
+            return code
+        progress = checkpoints(claim.run_dir()) != begun_with
+        what = "to be tried again" if progress else "without a new checkpoint: not to be tried again"
+        print(f"s3_cells: the run was killed by signal {code - 128}, {what}", file=sys.stderr, flush=True)
+        return cells.INTERRUPTED if progress else 1
+    except SystemExit as end:
+        if end.code == cells.INTERRUPTED:
+            return None
+        print(end.code, file=sys.stderr)
+        return 2
     finally:
         over.set()
         if watcher.ident:
             watcher.join()
 
 
-def work(s3, url, index, sync_every):
+def work(s3, url, index, sync_every, lease):
     """Run a cell unless it is done, and return the exit code."""
     matrix, prefix = read_matrix(s3, url)
-    cell, bucket = matrix[index], split_url(url)[0]
+    cell, bucket, ended = matrix[index], split_url(url)[0], threading.Event()
     RECORDS.mkdir(parents=True, exist_ok=True)
-    claim = Claim(s3, bucket, f"{prefix}/cells/{cell['id']}", RECORDS / cell["id"], LEASE * sync_every)
-    if not claim.take():
-        print(f"Done before: {cell['id']}")
-        return 0
+    claim = Claim(s3, bucket, f"{prefix}/cells/{cell['id']}", RECORDS / cell["id"], lease)
     try:
+        if not claim.take():
+            print(f"Done before: {cell['id']}")
+            return 0
+        threading.Thread(target=beat, args=[claim, ended], daemon=True).start()
         code = run(claim, cell, sync_every)
         if code is None:  # the files may not all be here: those in S3 stay
             claim.put(state="interrupted", code=cells.INTERRUPTED)
             return cells.INTERRUPTED
-        code = cells.INTERRUPTED if code > 128 else code  # killed, by whatever it was: to be tried again
-        begun = cells.read_json(claim.record / "begun.json") or {}
         state = {0: "done", cells.INTERRUPTED: "interrupted"}.get(code, "failed")
-        claim.sync(final=True, state=state, code=code, seconds=begun.get("seconds", 0.0))
-    except errors() as error:  # S3 was away for long: the next start goes on from what is there
+        claim.put()  # or nothing has to be sent
+        claim.sync(state=state, code=code)
+    except (OSError, *errors()) as error:  # the next start goes on from what is there
         print(f"s3_cells: {error}", file=sys.stderr)
+        with contextlib.suppress(*errors()):
+            if claim.state.get("owner") == claim.owner:
+                claim.put(state="interrupted", code=cells.INTERRUPTED)
         return cells.INTERRUPTED
+    finally:
+        ended.set()
     script = cells.script_of(cell["command"])[1]
     if code == 2 and cell["script_sha"] and cells.text_of(script) != cell["script_sha"]:
         print(f"s3_cells: the image has another {script} than the list: build and push it anew", file=sys.stderr)
@@ -376,6 +446,8 @@ def work(s3, url, index, sync_every):
 
 
 def main():
+    signal.signal(signal.SIGTERM, interrupt)  # until there is a run that can be told to stop
+    signal.signal(signal.SIGINT, lambda *received: os.kill(os.getpid(), signal.SIGTERM))
     parser = argparse.ArgumentParser(
         prog="python -m cleanrl_utils.s3_cells",
         description=__doc__,
@@ -384,8 +456,8 @@ def main():
     parser.add_argument("url", help="the list: s3://BUCKET/PREFIX/matrix-KEY.json")
     parser.add_argument("index", type=int, nargs="?", help="the cell (default: $AWS_BATCH_JOB_ARRAY_INDEX or 0)")
     parser.add_argument("--sync-every", type=float, default=60, metavar="S", help="seconds (default: 60)")
+    parser.add_argument("--lease", type=float, default=600, metavar="S", help="without a heartbeat (default: 600)")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, interrupt)  # until there is a run that can be told to stop
     index = options.index if options.index is not None else int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX") or 0)
     try:
         known = errors()
@@ -393,7 +465,7 @@ def main():
         print('s3_cells: S3 needs boto3: pip install -e ".[cloud]" or pip install boto3', file=sys.stderr)
         sys.exit(2)
     try:
-        code = work(connect("s3"), options.url, index, max(0.1, options.sync_every))
+        code = work(connect("s3"), options.url, index, max(0.1, options.sync_every), options.lease)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is in S3: the exit code should say so
         sys.exit(code)
     except Lost as error:

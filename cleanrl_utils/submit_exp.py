@@ -17,13 +17,14 @@ usage, or AWS says no; 75 (--status) some cells are still to come.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import re
+import secrets
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,15 +32,29 @@ from cleanrl_utils import benchmark, cells, cloud_cost, engines, s3_cells
 
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.I)
 SECRET_FLAG = re.compile(r"-.*(key|token|secret|password)", re.I)
-KNOWN_FORMS = r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|\b(hf|ghp|gho|github_pat|glpat|sk|xox[bp])[_-]\w{16,}|-----BEGIN"
+KNOWN_FORMS = (
+    r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|\b(hf|ghp|gho|github_pat|glpat|sk|xox[bp])[_-]\w{16,}|-----BEGIN|://[^/\s]*:[^/\s]+@"
+)
 RANDOM_FORMS = r"^([0-9a-f]{40}|[A-Za-z0-9/+]{40})$"  # keys of W&B and of AWS, but also the name of a commit
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NPROC")
 ALIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")  # of a job of Batch
+ENDED = ("SUCCEEDED", "FAILED")
 
 
 def fail(message):
     print(f"submit_exp: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def check_names(matrix):
+    """Runs are named by environment, --exp-name, seed and second; W&B would take two of one name for one run."""
+    names = {}
+    for cell in [cell for cell in matrix if "--track" in cell["command"]]:
+        script, words = cells.script_of(cell["command"])[1], " ".join(cell["command"])
+        given = re.findall(r"--exp[-_]name[ =](\S+)", words) or [Path(script or "").stem]
+        other = names.setdefault((cell["env_id"], given[-1], cell["seed"]), cell)
+        if other is not cell:
+            fail(f"tell these apart with --exp-name, or W&B may mix them: {words} | {' '.join(other['command'])}")
 
 
 def check_secrets(matrix, variables):
@@ -68,19 +83,19 @@ def read_variables(pairs):
     return variables
 
 
-def request_of(url, number, options):
-    """The arguments of Batch's submit_job for a list of cells."""
+def request_of(url, number, options, vcpus):
+    """The arguments of Batch's submit_job for a list of cells, under a name of its own."""
     command = ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", f"{options.sync_every:g}"]
     sizes = {"VCPU": options.vcpus, "MEMORY": options.memory, "GPU": options.gpus}
-    variables = dict.fromkeys(THREADS, str(max(1, int(options.vcpus)))) if options.vcpus else {}
+    variables = dict.fromkeys(THREADS, str(max(1, int(vcpus)))) if vcpus else {}
     variables |= read_variables(options.env)
     overrides = {
         "command": command,
         "environment": [{"name": name, "value": value} for name, value in variables.items()],
-        "resourceRequirements": [{"type": name, "value": f"{size:g}"} for name, size in sizes.items() if size],
+        "resourceRequirements": [{"type": name, "value": str(size)} for name, size in sizes.items() if size],
     }
     request = {
-        "jobName": engines.NAME + Path(url).stem.removeprefix("matrix-"),
+        "jobName": f"{engines.NAME}{Path(url).stem.removeprefix('matrix-')}-{secrets.token_hex(4)}",
         "jobQueue": options.queue,
         "jobDefinition": options.definition,
         "containerOverrides": {name: value for name, value in overrides.items() if value},
@@ -112,10 +127,17 @@ def read_all(s3, bucket, keys):
         return list(pool.map(lambda key: s3_cells.read_state(s3, bucket, key), keys))
 
 
-def read_jobs(s3, bucket, prefix):
-    """The records of what was submitted, oldest first."""
-    records = [state for state, _, _ in read_all(s3, bucket, keys_under(s3, bucket, f"{prefix}/jobs/")) if state]
-    return sorted(records, key=lambda record: record["time"])
+def read_jobs(s3, batch, bucket, prefix):
+    """The records of what was submitted, oldest first; one that its submitter could not complete is looked up."""
+    found = []
+    for record, _, age in read_all(s3, bucket, keys_under(s3, bucket, f"{prefix}/jobs/")):
+        if record and not record["job"]:
+            named = [{"name": "JOB_NAME", "values": [record["name"]]}]
+            with contextlib.suppress(*s3_cells.errors()):  # a queue that is gone
+                jobs = batch.list_jobs(jobQueue=record["queue"], filters=named)["jobSummaryList"]
+                record["job"] = jobs[0]["jobId"] if jobs else None
+        found += [(age, record)] if record and record["job"] else []
+    return [record for _, record in sorted(found, key=lambda pair: -pair[0])]
 
 
 def known_cells(s3, url):
@@ -129,39 +151,39 @@ def known_cells(s3, url):
         found |= {cell["id"]: cell for cell in matrix["cells"]}
     if not found:
         raise ValueError(f"nothing was submitted with {url}")
-    if strange := [name for name in found if not re.fullmatch(r"[\w+-][\w.+-]*", name)]:  # it becomes a folder here
-        raise ValueError(f"a list in {url} names the cell {strange[0]!r}")
-    return bucket, key, list(found.values())
+    return bucket, key, s3_cells.check_names(list(found.values()), url)
 
 
 def survey(s3, batch, bucket, prefix, matrix):
     """(standing, note, state) of each cell; the standing is done, running, waiting, failed or new."""
     tasks = {}
-    for record in read_jobs(s3, bucket, prefix):
-        several = len(record["cells"]) > 1
-        tasks |= {cell: f"{record['job']}:{i}" if several else record["job"] for i, cell in enumerate(record["cells"])}
+    for record in read_jobs(s3, batch, bucket, prefix):
+        for i, cell in enumerate(record["cells"]):
+            tasks.setdefault(cell, []).append(f"{record['job']}:{i}" if len(record["cells"]) > 1 else record["job"])
     states = read_all(s3, bucket, [s3_cells.state_key(prefix, cell["id"]) for cell in matrix])
     missing = [cell["id"] for cell, (state, _, _) in zip(matrix, states) if (state or {}).get("state") != "done"]
-    jobs = engines.aws_states(batch, [tasks[name] for name in missing if name in tasks])
+    jobs = engines.aws_states(batch, [task for name in missing for task in tasks.get(name, [])])
     if jobs is None:
         print("submit_exp: AWS Batch does not answer; what is in its queues is not known", file=sys.stderr)
     found = []
     for cell, (state, _, age) in zip(matrix, states):
-        task = tasks.get(cell["id"])
-        status, reason = (jobs or {}).get(task, ("", ""))
+        ours = tasks.get(cell["id"], [])
+        told = {task: (jobs or {}).get(task, ("", "")) for task in ours}
+        task = next((task for task in ours if told[task][0] in ALIVE), ours[-1] if ours else None)
+        status, reason = told.get(task, ("", ""))
         how = (state or {}).get("state")
         if how == "done":
-            standing, note = "done", f"{state.get('seconds', 0) / 3600:.2f} h"
-        elif how == "running" and age < state["lease"] and status not in ("SUCCEEDED", "FAILED"):
+            standing, note = "done", f"{state['seconds'] / 3600:.2f} h"
+        elif how == "running" and age < state["lease"] and told.get(state["owner"]["job"], [""])[0] not in ENDED:
             standing, note = "running", (state.get("log", "").splitlines() or [""])[-1].strip()
         elif status in ALIVE or (jobs is None and task):
-            standing, note = "waiting", f"job {task} is {status or 'in the queue, maybe'}"
+            standing, note = "waiting", f"job {task} is {status or 'in the queue, maybe'} {reason}".strip()
         elif how == "failed":
             standing, note = "failed", f"exit code {state['code']}"
         elif task:
             standing, note = "failed", f"job {task} is {status} {reason}".strip()
         else:
-            standing, note = "new", "not submitted"
+            standing, note = "new", "interrupted, and not submitted" if state else "not submitted"
         found.append((standing, note, state))
     return found
 
@@ -183,41 +205,75 @@ def show_status(s3, batch, url):
 def fetch(s3, url, out):
     """Get the run folders, and the records of the cells, as the benchmark runner has them; what is new of them."""
     bucket, prefix, matrix = known_cells(s3, url)
+    code = 0
     for cell in matrix:
-        key, note = s3_cells.state_key(prefix, cell["id"]), out / ".benchmark" / cell["id"] / "fetched.json"
-        before = cells.read_json(note) or {}
-        for attempt in range(5):
-            state = s3_cells.read_state(s3, bucket, key)[0] or {"state": "new", "files": {}}
-            places = {path: Path(out, *Path(path).parts[1:]) for path in before | state["files"]}
-            new = {path: name for path, name in state["files"].items() if before.get(path) != name}
-            new |= {path: name for path, name in state["files"].items() if not places[path].exists()}
-            try:
-                s3_cells.download(s3, bucket, new, out)
-                break
-            except s3_cells.errors():  # such as 404 for what was replaced in the meantime by the worker of a cell
-                if attempt == 4:
-                    raise
-        for path in before.keys() - state["files"].keys():
+        try:
+            state, number = fetch_cell(s3, bucket, s3_cells.state_key(prefix, cell["id"]), cell["id"], out)
+            print(f"{state:12} {cell['id']}: {number} new files")
+        except OSError as error:
+            print(f"submit_exp: {cell['id']} is not complete: {error}", file=sys.stderr)
+            code = 1
+    return code
+
+
+def fetch_cell(s3, bucket, key, cell_id, out):
+    """Its state and how many files are new. A run folder of a name that another has here gets another name."""
+    record = out / ".benchmark" / cell_id
+    before = cells.read_json(record / "fetched.json") or {"files": {}, "names": {}}
+    names, own = before["names"], (cells.read_json(record / "begun.json") or {}).get("run_dir")
+
+    def place(path):
+        first, *rest = Path(path).parts[1:]
+        if first not in names:
+            taken = first != ".benchmark" and f"runs/{first}" != own and (out / first).exists()
+            names[first] = f"{first}-{cell_id.rsplit('__', 1)[-1]}" if taken else first
+        return Path(out, names[first], *rest)
+
+    for attempt in range(5):
+        state = s3_cells.read_state(s3, bucket, key)[0] or {"state": "new", "files": {}}
+        files = state["files"]
+        places = {path: place(path) for path in sorted(before["files"] | files)}
+        new = {path: at for path, at in files.items() if before["files"].get(path) != at or not places[path].exists()}
+        if new:  # first of all the names, or a second start would take these folders for those of others
+            record.mkdir(parents=True, exist_ok=True)
+            cells.write_json(record / "fetched.json", {"files": before["files"], "names": names})
+        try:
+            s3_cells.download(s3, bucket, new, place)
+            break
+        except OSError:  # such as 404 for what was replaced in the meantime by the worker of a cell
+            if attempt == 4:
+                raise
+    for path in sorted(before["files"].keys() - files.keys(), reverse=True):
+        with contextlib.suppress(OSError):
             places[path].unlink(missing_ok=True)
-        if new:
-            cells.write_json(note, state["files"])
-        print(f"{state['state']:12} {cell['id']}: {len(new)} new files")
+            places[path].parent.rmdir()  # unless there is more in it
+    for path in record.glob("*.json") if new else []:
+        content = cells.read_json(path) or {}
+        name = Path(content.get("run_dir") or "").name
+        if names.get(name, name) != name:
+            cells.write_json(path, content | {"run_dir": f"runs/{names[name]}"})
+    if files != before["files"]:
+        cells.write_json(record / "fetched.json", {"files": files, "names": names})
+    return state["state"], len(new)
 
 
 def cancel(s3, batch, url, sure):
-    """End what was submitted. The runs write checkpoints: the same cells can be submitted again."""
-    bucket, prefix, matrix = known_cells(s3, url)
-    wanted = {cell["id"] for cell in matrix}
-    jobs = [record["job"] for record in read_jobs(s3, bucket, prefix) if wanted & set(record["cells"])]
-    states = engines.aws_states(batch, jobs)
+    """End what was submitted, or the jobs of one list. The runs write checkpoints, and can be submitted again."""
+    bucket, prefix, _ = known_cells(s3, url)
+    records = read_jobs(s3, batch, bucket, prefix)
+    if url.endswith(".json"):
+        records = [record for record in records if record["url"] == url]
+    states = engines.aws_states(batch, [record["job"] for record in records])
     if states is None:
         fail("AWS Batch does not answer: try aws batch describe-jobs by hand")
-    alive = [job for job in jobs if states[job][0] in ALIVE]
-    print(f"{len(alive)} jobs to end: {' '.join(alive)}")
+    alive = [record for record in records if states[record["job"]][0] in ALIVE]
+    print(f"{len(alive)} jobs to end")
+    for record in alive:
+        print(f"  {record['job']} in {record['queue']}: {len(record['cells'])} cells of {record['url']}")
     if alive and not sure:
         confirm("End them?")
-    for job in alive:
-        batch.terminate_job(jobId=job, reason="submit_exp --cancel")
+    for record in alive:
+        batch.terminate_job(jobId=record["job"], reason="submit_exp --cancel")
 
 
 # Submission
@@ -226,14 +282,18 @@ def cancel(s3, batch, url, sure):
 def confirm(question):
     if not sys.stdin.isatty():
         fail("there is nobody to ask: say --yes")
-    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
         print("Nothing was done.")
         sys.exit(1)
 
 
 def check_places(s3, batch, options):
-    """The bucket, queue and definition exist; the vCPUs and GPUs that a cell will have."""
-    s3.list_objects_v2(Bucket=options.bucket, Prefix=f"{options.prefix.strip('/')}/", MaxKeys=1)
+    """The bucket, queue and definition exist; the vCPUs, the MiB and the GPUs that a cell will have."""
+    s3.list_objects_v2(Bucket=options.bucket, Prefix=f"{options.prefix}/", MaxKeys=1)
     queues = batch.describe_job_queues(jobQueues=[options.queue])["jobQueues"]
     if not queues:
         fail(f"there is no job queue {options.queue} in {batch.meta.region_name}")
@@ -246,58 +306,45 @@ def check_places(s3, batch, options):
     if not listed:
         fail(f"there is no active job definition {options.definition} in {batch.meta.region_name}")
     container = max(listed, key=lambda found: found["revision"]).get("containerProperties", {})
-    sizes = {entry["type"]: float(entry["value"]) for entry in container.get("resourceRequirements", [])}
-    return options.vcpus or sizes.get("VCPU") or container.get("vcpus") or 1, options.gpus or sizes.get("GPU", 0)
+    sizes = {"VCPU": container.get("vcpus", 1), "MEMORY": container.get("memory", 0), "GPU": 0}
+    sizes |= {entry["type"]: float(entry["value"]) for entry in container.get("resourceRequirements", [])}
+    return options.vcpus or sizes["VCPU"], options.memory or sizes["MEMORY"], options.gpus or sizes["GPU"]
 
 
-def price_of(batch, options, vcpus, gpus):
+def price_of(batch, options, vcpus, memory, gpus):
     if options.price_per_hour is not None:
         return options.price_per_hour, f"${options.price_per_hour:g} for a cell and hour (--price-per-hour)"
-    if options.price_per_vcpu_hour is not None:
+    if options.price_per_vcpu_hour is not None and vcpus:
         price = options.price_per_vcpu_hour * vcpus
         return price, f"${price:.4g} for a cell and hour: {vcpus:g} vCPUs (--price-per-vcpu-hour)"
-    try:
-        price, line = cloud_cost.filed_price(options.prices, options.queue, vcpus, gpus)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        fail(f"--prices {options.prices}: {error}")
-    if price is not None:
-        return price, line
-    advice = f"give --price-per-vcpu-hour, or fill in {options.prices}"
     if batch is None:
-        return None, f"unknown: {advice}"
+        return None, "unknown: give --price-per-hour, or --price-per-vcpu-hour and --vcpus"
+    sizes, region = (vcpus, memory, gpus), batch.meta.region_name
     try:
-        return cloud_cost.asked_price(batch, options.queue, options.instance_type, vcpus, gpus, batch.meta.region_name)
+        return cloud_cost.asked_price(batch, options.queue, options.instance_type, *sizes, region)
     except s3_cells.errors() as error:
-        return None, f"unknown: {advice} (AWS: {' '.join(str(error).split())[:200]})"
+        return None, f"unknown: give --price-per-vcpu-hour (AWS: {' '.join(str(error).split())[:200]})"
 
 
-def show_plan(matrix, skipped, measured, batch, options, vcpus, gpus):
+def show_plan(matrix, skipped, measured, batch, options, vcpus, memory, gpus):
     """What would be submitted, and what it would cost."""
     say = sys.stderr if options.dry_run else sys.stdout
     print(f"{len(matrix)} cells for {options.queue} ({options.definition}); not again: {skipped or 'none'}", file=say)
     attempts = engines.aws_retries(options.retries)["attempts"]
-    print(f"  {attempts} attempts at most, {options.timeout:g} h each; {vcpus:g} vCPUs, {gpus:g} GPUs a cell", file=say)
+    known = f"{vcpus:g} vCPUs" if vcpus else "vCPUs of the definition, unknown here: give --vcpus"
+    known += f", {memory:g} MiB" * bool(memory) + f", {gpus:g} GPUs" * bool(gpus)
+    print(f"  {attempts} attempts at most, {options.timeout:g} h each; a cell: {known}", file=say)
     print("Cost estimate:", file=say)
     local = cloud_cost.local_speeds({cloud_cost.kind(cell) for cell in matrix}, "runs")
     hours = cloud_cost.hours_of(matrix, measured, local, options.hours_per_cell)
-    price = price_of(batch, options, vcpus, gpus)
+    price = price_of(batch, options, vcpus, memory, gpus)
     for line in cloud_cost.lines_of(*hours, *price, attempts, options.timeout):
         print(line, file=say)
 
 
-def measured_speeds(matrix, found):
-    """(script, environment) -> steps per second of the cells that are done."""
-    rates = {}
-    for cell, (standing, _, state) in zip(matrix, found):
-        steps = cloud_cost.steps_of(cell)
-        if standing == "done" and steps and state.get("seconds"):
-            rates.setdefault(cloud_cost.kind(cell), []).append(steps / state["seconds"])
-    return {pair: sum(values) / len(values) for pair, values in rates.items()}
-
-
 def submit(s3, batch, matrix, options):
-    bucket, prefix = options.bucket, options.prefix.strip("/")
-    vcpus, gpus = check_places(s3, batch, options)
+    bucket, prefix = options.bucket, options.prefix
+    sizes = check_places(s3, batch, options)
     found = survey(s3, batch, bucket, prefix, matrix)
     missing = [cell for cell, (standing, _, _) in zip(matrix, found) if standing in ("new", "failed")]
     standings = [standing for standing, _, _ in found]
@@ -305,15 +352,20 @@ def submit(s3, batch, matrix, options):
     if not missing:
         print(f"Nothing to submit: {', '.join(counts)}")
         return
-    show_plan(missing, ", ".join(counts), measured_speeds(matrix, found), batch, options, vcpus, gpus)
+    measured = cloud_cost.measured_speeds(matrix, [state for _, _, state in found])
+    show_plan(missing, ", ".join(counts), measured, batch, options, *sizes)
     if not options.yes:
         confirm("Submit?")
     for url, part in lists_of(missing, bucket, prefix):
         s3.put_object(Bucket=bucket, Key=s3_cells.split_url(url)[1], Body=json.dumps({"cells": part}, indent=1))
-        job = batch.submit_job(**request_of(url, len(part), options))["jobId"]
-        record = {"job": job, "queue": options.queue, "time": time.time(), "cells": [cell["id"] for cell in part]}
-        s3.put_object(Bucket=bucket, Key=f"{prefix}/jobs/{job}.json", Body=json.dumps(record, indent=1))
-        print(f"Submitted job {job} with {len(part)} cells: {url}", flush=True)
+        request = request_of(url, len(part), options, sizes[0])
+        record = {"job": None, "name": request["jobName"], "queue": options.queue, "url": url}
+        record["cells"] = [cell["id"] for cell in part]
+        place = {"Bucket": bucket, "Key": f"{prefix}/jobs/{request['jobName']}.json"}
+        s3.put_object(**place, Body=json.dumps(record, indent=1))  # before, or nobody would know of the job
+        record["job"] = batch.submit_job(**request)["jobId"]
+        s3.put_object(**place, Body=json.dumps(record, indent=1))
+        print(f"Submitted job {record['job']} with {len(part)} cells: {url}", flush=True)
     again = f"python -m cleanrl_utils.submit_exp --status s3://{bucket}/{prefix}"
     print(f"To see what becomes of them: {again}\nTo get the runs: {again.replace('--status', '--fetch')}")
     print(f"To end them: {again.replace('--status', '--cancel')}")
@@ -338,11 +390,11 @@ def parse_args():
     where.add_argument("--definition", "--job-definition", default="", metavar="NAME", help="NAME or NAME:REVISION")
     where.add_argument("--region", help="default: as for all tools of AWS: AWS_DEFAULT_REGION, ~/.aws/config")
     how = parser.add_argument_group("how", "sizes of a cell that are not given are those of the job definition")
-    how.add_argument("--vcpus", "--num-vcpu", type=float, metavar="N", help="vCPUs of a cell")
+    how.add_argument("--vcpus", "--num-vcpu", type=int, metavar="N", help="vCPUs of a cell")
     how.add_argument("--memory", "--num-memory", type=int, metavar="MIB", help="memory of a cell in MiB")
     how.add_argument("--gpus", "--num-gpu", type=int, metavar="N", help="GPUs of a cell")
     how.add_argument("--timeout", "--num-hours", type=float, default=24, metavar="H", help="hours an attempt: 24")
-    how.add_argument("--retries", type=int, default=3, metavar="N", help="after interruptions, 9 at most: 3")
+    how.add_argument("--retries", type=int, default=9, metavar="N", help="after interruptions, 9 at most: 9")
     how.add_argument("--sync-every", type=float, default=60, metavar="S", help="seconds between copies to S3: 60")
     how.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE", help="variables of the runs; no secrets")
     how.add_argument("--yes", action="store_true", help="do not ask")
@@ -351,13 +403,13 @@ def parse_args():
     cost.add_argument("--hours-per-cell", type=float, metavar="H", help="default: from measured speeds")
     cost.add_argument("--price-per-vcpu-hour", type=float, metavar="USD")
     cost.add_argument("--price-per-hour", type=float, metavar="USD", help="of a cell")
-    cost.add_argument("--prices", default="cloud/prices.toml", metavar="FILE", help="default: cloud/prices.toml")
     cost.add_argument("--instance-type", metavar="TYPE", help="to ask AWS for; default: those of the queue")
     later = parser.add_argument_group("afterwards", "URL is s3://BUCKET/PREFIX, or one list of cells in it")
-    later.add_argument("--status", metavar="URL", help="how the cells stand, and the ends of the logs of failed ones")
-    later.add_argument("--fetch", metavar="URL", help="get the run folders, also of cells that are not done")
+    one = later.add_mutually_exclusive_group()
+    one.add_argument("--status", metavar="URL", help="how the cells stand, and the ends of the logs of failed ones")
+    one.add_argument("--fetch", metavar="URL", help="get the run folders, also of cells that are not done")
+    one.add_argument("--cancel", metavar="URL", help="end the jobs; the runs write checkpoints")
     later.add_argument("-o", "--out", type=Path, default=Path("runs"), metavar="DIR", help="for --fetch: runs")
-    later.add_argument("--cancel", metavar="URL", help="end the jobs; the runs write checkpoints")
     return parser.parse_args()
 
 
@@ -367,7 +419,7 @@ def check(options):
     for name in ("bucket", "queue", "definition"):
         if not getattr(options, name):
             fail(f"--{name} is missing")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]+", options.bucket) or not options.prefix.strip("/"):
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]+", options.bucket) or not options.prefix:
         fail("--bucket takes the name of a bucket alone, such as my-experiments, and --prefix the rest")
     positive = {"timeout": options.timeout, "sync-every": options.sync_every, "num-seeds": options.num_seeds}
     positive |= {"vcpus": options.vcpus, "memory": options.memory, "gpus": options.gpus}
@@ -380,27 +432,31 @@ def check(options):
 
 def main():
     options = parse_args()
+    options.prefix = options.prefix.strip("/")
     url = options.status or options.fetch or options.cancel
     if not url:
         check(options)
         matrix = benchmark.make_cells(options)
+        check_names(matrix)
         check_secrets(matrix, read_variables(options.env))
         if options.dry_run:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
-            show_plan(matrix, "", {}, None, options, options.vcpus or 1, options.gpus or 0)
-            for place, part in lists_of(matrix, options.bucket, options.prefix.strip("/")):
-                print(json.dumps(request_of(place, len(part), options), indent=2))
+            show_plan(matrix, "", {}, None, options, options.vcpus or 0, options.memory or 0, options.gpus or 0)
+            print("The lists that the requests name are not in S3: only a submission writes them.", file=sys.stderr)
+            for place, part in lists_of(matrix, options.bucket, options.prefix):
+                print(json.dumps(request_of(place, len(part), options, options.vcpus), indent=2))
             return
     try:
         known = s3_cells.errors()
     except ImportError:
         fail('AWS needs boto3: pip install -e ".[cloud]" or pip install boto3')
     try:
-        s3, batch = (s3_cells.connect(name, region_name=options.region) for name in ("s3", "batch"))
+        s3 = s3_cells.connect("s3", region_name=options.region)
+        batch = None if options.fetch else s3_cells.connect("batch", region_name=options.region)
         if options.status:
             sys.exit(show_status(s3, batch, url))
         elif options.fetch:
-            fetch(s3, url, options.out)
+            sys.exit(fetch(s3, url, options.out))
         elif options.cancel:
             cancel(s3, batch, url, options.yes)
         else:
@@ -419,7 +475,7 @@ def explain(error, options):
     if "Credential" in name:
         return f"{words}: log in with `aws configure` or `aws sso login`, or use a machine with a role"
     code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
-    if code in ("404", "NoSuchBucket"):
+    if code == "NoSuchBucket":
         return f"there is no bucket {options.bucket or options.status or options.fetch or options.cancel}"
     return f"AWS: {words}"
 

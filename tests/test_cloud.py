@@ -368,6 +368,8 @@ def test_nothing_runs_when_nothing_is_asked():
     (resources,) = environment["compute_resources"]
     assert resources["min_vcpus"] == resources["desired_vcpus"] == 0
     assert "max_vcpus" in resources["max_vcpus"]
+    types = blocks("variable")["instance_types"]["default"]
+    assert all(re.fullmatch(r"\w+\.[24]?x?large", name) for name in types), "AWS Batch may exceed it by one of these"
     kinds = {kind for kind, _ in blocks("resource")}
     assert not kinds & {"aws_nat_gateway", "aws_eip", "aws_instance", "aws_kms_key", "aws_lb"}, "these cost by the hour"
     assert all(
@@ -418,7 +420,6 @@ def test_bucket_and_images_are_shut():
     assert [access[name] for name in access if name != "bucket"] == [True] * 4
     (rule,) = resources["aws_s3_bucket_server_side_encryption_configuration", "runs"]["rule"]
     assert rule["apply_server_side_encryption_by_default"] == [{"sse_algorithm": "AES256"}]
-    assert resources["aws_s3_bucket_versioning", "runs"]["versioning_configuration"] == [{"status": "Enabled"}]
     assert resources["aws_s3_bucket", "runs"]["force_destroy"] is False
     assert resources["aws_s3_bucket_lifecycle_configuration", "runs"]["rule"]
     (deny,) = [statement for name, statement in statements() if name == "bucket"]
@@ -456,6 +457,8 @@ def test_roles_may_do_what_they_need_and_no_more():
             assert principal["type"] == "Service"
     (runs,) = [statement for name, statement in allowed if statement.get("sid") == "Runs"]
     assert runs["resources"] == ["${local.objects}"]
+    (listing,) = [statement for name, statement in allowed if statement.get("sid") == "ListRuns"]
+    assert listing["condition"][0]["test"] == "StringLike", "no listing of the rest of the bucket"
     attached = [
         body["policy_arn"] for (kind, _), body in blocks("resource").items() if kind.endswith("policy_attachment")
     ]

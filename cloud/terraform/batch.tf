@@ -116,6 +116,12 @@ resource "aws_batch_job_queue" "main" {
     order               = 1
     compute_environment = aws_batch_compute_environment.main[each.key].arn
   }
+  job_state_time_limit_action {
+    action           = "CANCEL"
+    max_time_seconds = 3600
+    reason           = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT" # no machine of the queue is large enough
+    state            = "RUNNABLE"
+  }
 }
 
 resource "aws_batch_job_definition" "main" {
@@ -164,12 +170,20 @@ resource "aws_batch_job_definition" "main" {
       on_exit_code = "75" # told to stop: there is a checkpoint
     }
     evaluate_on_exit {
+      action       = "RETRY"
+      on_exit_code = "137" # SIGKILL
+    }
+    evaluate_on_exit {
+      action       = "RETRY"
+      on_exit_code = "143" # SIGTERM
+    }
+    evaluate_on_exit {
       action           = "RETRY"
       on_status_reason = "Host EC2*" # the machine was taken away
     }
     evaluate_on_exit {
-      action    = "EXIT"
-      on_reason = "*"
+      action       = "EXIT"
+      on_exit_code = "*" # what did not start has none, and is tried again
     }
   }
   timeout {

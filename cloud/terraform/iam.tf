@@ -94,9 +94,8 @@ data "aws_iam_policy_document" "runs" {
     sid       = "ListRuns"
     actions   = ["s3:ListBucket"]
     resources = [aws_s3_bucket.runs.arn]
-    # IfExists: an object that is not there is then "not found" rather than "forbidden", and the bucket can be found.
     condition {
-      test     = "StringLikeIfExists"
+      test     = "StringLike"
       variable = "s3:prefix"
       values   = ["${var.prefix}/*"]
     }

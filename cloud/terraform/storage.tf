@@ -27,6 +27,7 @@ resource "aws_ecr_lifecycle_policy" "images" {
 
 resource "aws_s3_bucket" "runs" {
   #checkov:skip=CKV_AWS_18:A log of every access would be a second bucket, for data that only the account can read.
+  #checkov:skip=CKV_AWS_21:Files are never overwritten; old versions would be a state a minute and every old checkpoint.
   #checkov:skip=CKV_AWS_144:Runs can be repeated from their command and commit: no copy in a second region.
   #checkov:skip=CKV_AWS_145:Encrypted with a key of AWS; one of our own costs money by the month.
   #checkov:skip=CKV2_AWS_62:Nothing listens to events of the bucket.
@@ -58,27 +59,13 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "runs" {
   }
 }
 
-resource "aws_s3_bucket_versioning" "runs" {
-  bucket = aws_s3_bucket.runs.id
-  versioning_configuration {
-    status = "Enabled"
-  }
-}
-
-# A checkpoint is written again and again: earlier versions go after some days, the runs stay.
+# What a worker that was killed could not finish to send.
 resource "aws_s3_bucket_lifecycle_configuration" "runs" {
-  depends_on = [aws_s3_bucket_versioning.runs]
-  bucket     = aws_s3_bucket.runs.id
+  bucket = aws_s3_bucket.runs.id
   rule {
-    id     = "old-versions"
+    id     = "unfinished-uploads"
     status = "Enabled"
     filter {}
-    noncurrent_version_expiration {
-      noncurrent_days = var.keep_old_versions_days
-    }
-    expiration {
-      expired_object_delete_marker = true
-    }
     abort_incomplete_multipart_upload {
       days_after_initiation = 2
     }

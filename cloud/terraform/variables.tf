@@ -46,7 +46,7 @@ variable "prefix" {
 }
 
 variable "max_vcpus" {
-  description = "Most vCPUs that run at a time in each of the two queues for CPUs: the limit of what they can cost in an hour."
+  description = "Most vCPUs that run at a time in each of the two queues for CPUs, which limits what they can cost in an hour. AWS Batch may exceed it by one machine."
   type        = number
   default     = 64
   validation {
@@ -66,9 +66,14 @@ variable "max_gpu_vcpus" {
 }
 
 variable "instance_types" {
-  description = "Machines of the queues for CPUs: types or families, x86-64."
+  description = "Machines of the queues for CPUs, x86-64: types, or families, of which AWS Batch may also take the largest."
   type        = list(string)
-  default     = ["c6i", "c7i", "m6i", "m7i"]
+  default = [
+    "c6i.large", "c6i.xlarge", "c6i.2xlarge", "c6i.4xlarge",
+    "c7i.large", "c7i.xlarge", "c7i.2xlarge", "c7i.4xlarge",
+    "m6i.large", "m6i.xlarge", "m6i.2xlarge", "m6i.4xlarge",
+    "m7i.large", "m7i.xlarge", "m7i.2xlarge", "m7i.4xlarge",
+  ]
   validation {
     condition     = length(var.instance_types) > 0 && !contains(var.instance_types, "optimal")
     error_message = "Name types or families; with `optimal` the architecture would be a surprise."
@@ -86,7 +91,7 @@ variable "gpu_instance_types" {
 }
 
 variable "disk_gb" {
-  description = "Disk of a machine, in GB: its system, the image, and the runs of all jobs that are on it."
+  description = "Disk of a machine, in GB, whatever its size: its system, the image, and the runs of all jobs that are on it. More for larger machines than the default ones."
   type        = number
   default     = 60
   validation {
@@ -151,16 +156,6 @@ variable "efs_file_system_id" {
   validation {
     condition     = var.efs_file_system_id == "" || can(regex("^fs-[0-9a-f]+$", var.efs_file_system_id))
     error_message = "It looks like fs-0123456789abcdef0."
-  }
-}
-
-variable "keep_old_versions_days" {
-  description = "Days for which overwritten and deleted objects of the bucket, such as earlier checkpoints, can be brought back."
-  type        = number
-  default     = 7
-  validation {
-    condition     = var.keep_old_versions_days >= 1
-    error_message = "At least 1."
   }
 }
 
