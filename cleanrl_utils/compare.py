@@ -1,13 +1,15 @@
 """Is the new version worse? python -m cleanrl_utils.compare BASE NEW -o compare.md
 
 BASE and NEW are each a run folder, a folder of run folders, or recorded results, in quotes also a pattern such as
-"runs/*__ppo__*". Runs are paired by environment (and by algorithm, where a side has several). Of each pair and of all
-together it says better, same, worse or not enough seeds:
+"runs/*__ppo__*". Runs are paired by environment (and by algorithm, where a side has several). Of each pair and of their
+mean it says better, same, worse or not enough seeds:
 
 - worse (better): the mean score fell (rose), more than chance would have it. Of comparisons of equal versions, at most
   --error (5 %) have any such line.
 - same: neither, and a difference of --drop (20 %) or more is ruled out, at 95 % for each line.
 - not enough seeds: neither, and such a difference is not ruled out, or there are fewer than three seeds on a side.
+
+The whole is worse if any line is, same only if every line is, and better if the mean is or all lines are that or same.
 
     python -m cleanrl_utils.compare runs --commits 1a2b3c4 HEAD
     python -m cleanrl_utils.compare runs --base-name ppo --new-name rpo
@@ -28,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.results import curve_edges, full_commit, load, of_commit
+from cleanrl_utils.results import curve_edges, full_commit, load, of_commit, plain
 from cleanrl_utils.stats import t_quantile
 
 MIN_SEEDS = 3
@@ -59,7 +61,7 @@ def studentised(differences, squared_errors):
 
 
 def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
-    """Compare groups of scores, one array of each side per environment, in per cent: a dict for each, then for all.
+    """Compare groups of scores, one array of each side per environment, in per cent: a dict for each and for the mean.
 
     A difference counts if it is larger, in standard errors, than the bound of its line. Resamples, in which both sides
     of an environment are drawn from the residuals of both, set the bounds: each line exceeds its own as often as any
@@ -111,12 +113,21 @@ def judge(base, new, error=0.05, drop=20.0, reps=10_000, seed=0):
             line["verdict"] = "same"
     if len(enough) == 1:
         overall |= judged[0]
-    verdicts = {line["verdict"] for line in (*lines, overall)}
-    if verdicts & {"worse", "better"}:
-        overall["verdict"] = "worse" if "worse" in verdicts else "better"
-    elif len(enough) < len(lines):
+    if len(enough) < len(lines) and overall["verdict"] == "same":
         overall["verdict"] = "not enough seeds"
     return lines, overall
+
+
+def verdict(lines, overall):
+    """The verdict of a whole comparison: no loss in one environment is outweighed, and no doubt forgotten."""
+    verdicts = {line["verdict"] for line in lines}
+    if "worse" in (overall["verdict"], *verdicts):
+        return "worse"
+    if overall["verdict"] == "better":
+        return "better"
+    if "not enough seeds" in verdicts:
+        return "not enough seeds"
+    return "better" if "better" in verdicts and overall["effect"] > 0 else "same"
 
 
 def fail(message):
@@ -134,7 +145,7 @@ def expand(path):
 def area(run):
     """The mean return over the whole of training: of 100 parts by steps, each part's mean, the last one's if empty."""
     edges = curve_edges(max(run.total_timesteps, 1))
-    bins = np.clip(np.searchsorted(edges, run.steps, side="left" if run.source == "record" else "right"), 1, 100) - 1
+    bins = np.digitize(run.steps, edges, right=True).clip(1, 100) - 1
     counts = np.bincount(bins, minlength=100)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.bincount(bins, weights=run.returns, minlength=100) / counts
@@ -168,6 +179,18 @@ def pair(base, new):
     return dict(sorted(pairs.items()))
 
 
+def unlike(a, b):
+    """What two runs of one seed differ in, "" if nothing: then one repeats the other."""
+    if a.total_timesteps != b.total_timesteps:
+        return f"total_timesteps, {a.total_timesteps} and {b.total_timesteps}"
+    for flag in sorted({*a.args} & {*b.args} - {*FREE.split()}):
+        if plain(a.args[flag]) != plain(b.args[flag]):
+            return f"{flag}, {a.args[flag]} and {b.args[flag]}"
+    if a.commit and b.commit and not any(of_commit(a, commit) for commit in b.commit.split()):
+        return f"commit, {a.commit[:10]} and {b.commit[:10]}"
+    return ""
+
+
 def clean(runs, side, kind, notes):
     """The runs that can be compared: ended, with a score, and one per seed (the last, of those that were repeated)."""
     kept, unfinished, unscored, repeated = {}, 0, 0, 0
@@ -178,6 +201,10 @@ def clean(runs, side, kind, notes):
         elif not np.isfinite(score(run, kind)):
             unscored += 1
         else:
+            if key in kept and (difference := unlike(kept[key], run)):
+                where = f"{run.exp_name} in {run.env_id}, seed {run.seed}"
+                told = f"{side} has two runs of {where}, that differ in {difference}"
+                raise ValueError(f"{told}: leave one kind, by folder, pattern, commit or tag")
             repeated += key in kept
             kept[key] = run
     for count, why in (
@@ -205,18 +232,21 @@ def differences(pairs):
         sides = base, new
         checks = {"total_timesteps": lambda run: run.total_timesteps}
         flags = [set.intersection(*({*run.args} for run in side)) for side in sides]
+        if all(run.source == "run" for run in (*base, *new)):  # records know the flags of their command only
+            for flag in sorted((flags[0] ^ flags[1]) - {*FREE.split()}):
+                found[f"flag {flag}: only in {'base' if flag in flags[0] else 'new'}"].append(where)
         for flag in sorted(set.intersection(*flags) - {*FREE.split()}):
-            checks[f"flag {flag}"] = lambda run, flag=flag: run.args[flag]
+            checks[f"flag {flag}"] = lambda run, flag=flag: plain(run.args[flag])
         known = [set.intersection(*({*run.packages} for run in side)) for side in sides]
         for name in sorted(set.intersection(*known) & {*PACKAGES}):
             checks[f"package {name}"] = lambda run, name=name: run.packages[name]
         for what, of in checks.items():
             ours, theirs = (values(side, of) for side in sides)
-            if ours != theirs:
+            if ours != theirs or len(ours) > 1:
                 found[f"{what}: {' or '.join(ours)} -> {' or '.join(theirs)}"].append(where)
         for name, side in zip(("base", "new"), sides):
             if len(hidden := values(side, lambda run: run.commit[:10])) > 1:
-                found[f"{name} mixes commits {', '.join(hidden)}"].append(where)
+                found[f"{name} mixes commits: {', '.join(hidden)}"].append(where)
     return dict(found)
 
 
@@ -227,7 +257,11 @@ def compare(base, new, kind="last", error=0.05, drop=20.0):
     pairs = pair(base, new)
     both = {key: sides for key, sides in pairs.items() if all(sides)}
     if not both:
-        raise ValueError("no environment has finished runs on both sides")
+        told = "no environment has finished runs on both sides"
+        if any(algorithm for algorithm, _ in pairs):
+            ours, theirs = (", ".join(values(side, lambda run: run.exp_name)) for side in (base, new))
+            told += f" (base: {ours}; new: {theirs}): name one of each with --base-name and --new-name"
+        raise ValueError(told)
     rows, groups = [], ([], [])
     for (algorithm, env_id), sides in both.items():
         scores = [np.array([score(run, kind) for run in sorted(side, key=lambda run: run.seed)]) for side in sides]
@@ -252,8 +286,15 @@ def compare(base, new, kind="last", error=0.05, drop=20.0):
         for side, runs in (("base", base), ("new", new))
     }
     return {
-        **{"verdict": overall["verdict"], "overall": overall, "lines": [a | b for a, b in zip(rows, lines)], **told},
-        **{"differences": differences(pairs), "notes": notes, "error": error, "drop": drop, "score": kind},
+        "verdict": verdict(lines, overall),
+        "overall": overall,
+        "lines": [a | b for a, b in zip(rows, lines)],
+        **told,
+        "differences": differences(pairs),
+        "notes": notes,
+        "error": error,
+        "drop": drop,
+        "score": kind,
     }
 
 
@@ -293,7 +334,12 @@ def markdown(result):
         told = result[side]
         steps = " or ".join(f"{int(steps):,}" for steps in told["steps"])
         sides.append(f"- {side}: {', '.join(told['algorithms'])} at {', '.join(told['commits'])}, {steps} steps")
-    text = [f"## Comparison: {result['verdict']}", "", *sides, ""]
+    undecided = sum(line["verdict"] == "not enough seeds" for line in result["lines"])
+    headline = f"## Comparison: {result['verdict']}"
+    if undecided and len(result["lines"]) > 1:
+        headline += f" ({overall['verdict']} on average, " if overall["verdict"] == "same" else " ("
+        headline += f"{undecided} of {len(result['lines'])} undecided)"
+    text = [headline, "", *sides, ""]
     text += ["| " + " | ".join(map(cell, row)) + " |" for row in table]
     kind = "the mean return of the last 100 episodes" if result["score"] == "last" else "the mean return over training"
     error, drop = f"{100 * result['error']:g} %", f"{result['drop']:g} %"
@@ -370,6 +416,9 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if not 0 < options.error < 0.5 or not options.drop > 0:
         fail("--error is a share between 0 and 0.5, --drop a number of per cent above 0")
+    for path in (options.output, options.json):
+        if path and not path.parent.is_dir():
+            fail(f"{path}: no folder {path.parent} to write it to")
     base, new = choose(options)
     try:
         result = compare(base, new, options.score, options.error, options.drop)
@@ -384,13 +433,14 @@ def main(argv=None):
             where = ", ".join(result["differences"][what][:3])
             fail(f"the sides differ in {what} ({where}): --allow {name} compares them")
     text = markdown(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    if options.output:
-        options.output.write_text(text)
-        print(f"{result['verdict']}: {options.output}")
-    else:
-        print(text, end="")
+    try:
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+        if options.output:
+            options.output.write_text(text)
+    except OSError as error:
+        fail(error)
+    print(f"{result['verdict']}: {options.output}\n" if options.output else text, end="")
     for what in result["differences"]:
         print(f"compare: warning: the sides differ: {what}", file=sys.stderr)
     unknown = any(line["verdict"] == "not enough seeds" for line in (*result["lines"], result["overall"]))

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -24,7 +24,8 @@ EPISODES = 100  # a score is the mean return of as many last episodes
 RETURN, PLAYER, COUNT, SPEED = (
     f"charts/{name}" for name in ("episodic_return", "episodic_return-player0", "episodes", "SPS")
 )
-REFERENCE = Path(__file__).parent.parent / "benchmark/reference_scores.csv"
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "benchmark/reference_scores.csv"
 
 
 @dataclass
@@ -107,18 +108,29 @@ def read_folder(folder, tags=()):
     last_step = max(logged or steps.tolist(), default=0)
     # Other libraries may log no speed: then the last episode has to be near the end.
     ended = has_ended(args, logged) if logged else last_step >= 0.95 * total
-    common = {
-        **{"env_id": env_id, "exp_name": args.get("exp_name") or Path(script).stem, "script": script},
-        **{"total_timesteps": total, "ended": ended, "source": "run"},
-        **{"last_step": last_step, "folder": folder, "args": args},
-        **{"command": text("command.txt").split("\n")[0], "commit": text("commit.txt").strip()},
-        "packages": dict(line.split("==", 1) for line in text("packages.txt").split() if "==" in line),
-        "videos": find_videos(folder, args, steps, walls),
-    }
-    metrics = {tag: series[tag][:3] for tag in tags if len(series[tag][0])}
+    run = Run(
+        env_id=env_id,
+        exp_name=args.get("exp_name") or Path(script).stem,
+        script=script,
+        seed=seed,
+        total_timesteps=total,
+        steps=steps,
+        returns=returns,
+        seconds=seconds,
+        score=score_of(returns),
+        ended=ended,
+        source="run",
+        last_step=last_step,
+        folder=folder,
+        args=args,
+        command=text("command.txt").split("\n")[0],
+        commit=text("commit.txt").strip(),
+        packages=dict(line.split("==", 1) for line in text("packages.txt").split() if "==" in line),
+        metrics={tag: series[tag][:3] for tag in tags if len(series[tag][0])},
+        videos=find_videos(folder, args, steps, walls),
+    )
     if not (folder / "curves.npz").exists():
-        alone = {"seed": seed, "steps": steps, "returns": returns, "seconds": seconds, "score": score_of(returns)}
-        return [Run(**alone, metrics=metrics, **common)]
+        return [run]
     runs = []
     logged_at, _, logged_seconds = series[RETURN][:3]
     with np.load(folder / "curves.npz") as curves:
@@ -129,11 +141,8 @@ def read_folder(folder, tags=()):
         entries = np.repeat(np.arange(len(at)), table[COUNT][:, i].astype(int))
         returns = table[RETURN][entries, i].astype(float)
         own = {tag: (at, table[tag][:, i].astype(float), seconds) for tag in tags if tag in table}
-        run = Run(
-            **{"seed": seed, "steps": at[entries], "returns": returns, "seconds": seconds[entries]},
-            **{"score": score_of(returns), "metrics": metrics | own, **common},
-        )
-        runs.append(run)
+        one = {"steps": at[entries], "returns": returns, "seconds": seconds[entries], "metrics": run.metrics | own}
+        runs.append(replace(run, seed=seed, score=score_of(returns), **one))
     return runs
 
 
@@ -172,8 +181,11 @@ def read_curve(path, total_timesteps):
 
 
 def is_record(path):
-    with path.open(errors="replace") as file:
-        return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
+    try:
+        with path.open(errors="replace") as file:
+            return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
+    except OSError:  # a link that leads nowhere, say
+        return False
 
 
 def read_record(path):
@@ -186,10 +198,21 @@ def read_record(path):
                 path.parent / "curves" / curve_name(row["env_id"], script, seed), total
             )
             run = Run(
-                **{"env_id": row["env_id"], "exp_name": args.get("exp_name", Path(script).stem), "script": script},
-                **{"seed": int(seed), "total_timesteps": total, "steps": steps, "returns": returns, "seconds": seconds},
-                **{"score": float(score), "ended": True, "source": "record", "last_step": total, "args": args},
-                **{"command": row["command"], "commit": row["commit"]},
+                env_id=row["env_id"],
+                exp_name=args.get("exp_name", Path(script).stem),
+                script=script,
+                seed=int(seed),
+                total_timesteps=total,
+                steps=steps,
+                returns=returns,
+                seconds=seconds,
+                score=float(score),
+                ended=True,
+                source="record",
+                last_step=total,
+                args=args,
+                command=row["command"],
+                commit=row["commit"],
                 packages=dict(word.split("=", 1) for word in row["packages"].split()),
             )
             runs.append(run)
@@ -197,12 +220,16 @@ def read_record(path):
 
 
 def find(path):
-    """The run folders and the recorded CSV files at a path or anywhere below it."""
+    """The run folders and the recorded CSV files at a path or anywhere below it, also where links lead to."""
     path = Path(path)
-    if path.is_file() and path.suffix == ".csv" and is_record(path):
+    if path.suffix == ".csv" and is_record(path):
         return [path]
-    found = []
-    for folder, names, files in os.walk(path):
+    found, seen = [], set()
+    for folder, names, files in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:  # links can lead round in circles
+            names.clear()
+            continue
+        seen.add(real)
         if "args.json" in files:
             found.append(Path(folder))
             names.clear()
@@ -231,7 +258,7 @@ def load(paths, tags=()):
     if len(found) < 200:
         read_places = [read(place, tags) for place in found]
     else:
-        with ProcessPoolExecutor(2) as pool:
+        with ProcessPoolExecutor() as pool:  # a process for each core
             read_places = list(pool.map(partial(read, tags=tuple(tags)), found, chunksize=25))
     runs = []
     for place, result in zip(found, read_places, strict=True):
@@ -260,12 +287,46 @@ def of_commit(run, commit):
 
 
 @lru_cache
-def reference_scores(path=REFERENCE):
-    rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
-    return {(Path(row["file"]).name, row["env_id"], int(row["steps"])): row for row in rows if row["score_mean"]}
+def published(path=REFERENCE):
+    """The published scores in a CSV; those that are not returns are left out."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["score_mean"] and "not return" not in row["notes"]]
 
 
-def reference(script, env_id, steps):
+@lru_cache
+def default(script, flag):
+    """The default of a flag in the text of a script of cleanrl/, None if it has no such flag."""
+    path = ROOT / "cleanrl" / script
+    found = re.search(rf"^    {flag}: [^=\n]+ = ([^ \n]+)", path.read_text(), re.M) if path.is_file() else None
+    return found and found[1].strip('"')
+
+
+def plain(value):
+    """The value of a flag as text, with one way to write a number: 2.5e-4 is 0.00025."""
+    try:
+        return f"{float(str(value)):.12g}"
+    except ValueError:
+        return str(value)
+
+
+def references(script, env_id, args=None, path=REFERENCE):
+    """The rows of published scores of a script of cleanrl/ with these flags, the preferred ones first.
+
+    A row is of the file at the same path, and what its notes say of flags (`rpo_alpha=0.5`) agrees with the run's flags
+    or the script's defaults. Of several the one with a standard deviation counts, then the first.
+    """
+    name = Path(script).name
+
+    def agrees(row):
+        said = re.findall(r"\b(\w+)=([\w.]+)", row["notes"])
+        ours = [(args or {}).get(flag, default(name, flag)) for flag, _ in said]
+        return all(value is None or plain(value) == plain(told) for value, (_, told) in zip(ours, said))
+
+    rows = [row for row in published(path) if (row["file"], row["env_id"]) == (f"cleanrl/{name}", env_id)]
+    return sorted(filter(agrees, rows), key=lambda row: not row["score_std"])
+
+
+def reference(script, env_id, steps, args=None):
     """The published score of a script after as many steps: (mean, standard deviation), or None."""
-    row = reference_scores().get((Path(script).name, env_id, int(steps)))
+    row = next((row for row in references(script, env_id, args) if int(row["steps"]) == steps), None)
     return (float(row["score_mean"]), float(row["score_std"] or "nan")) if row else None

@@ -12,6 +12,7 @@ import re
 import subprocess
 import tomllib
 from collections import defaultdict
+from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
 
@@ -60,8 +61,9 @@ def short(number):
 
 
 def figures(first, *others):
-    """Numbers with as many digits as the first one needs."""
-    return [f"{value:.{2 if abs(first) < 10 else 1}f}" for value in (first, *others)]
+    """Numbers with as many digits as the first one needs, halves rounded up: 3591.45 -> 3591.5."""
+    digit = Decimal("0.01" if abs(first) < 10 else "0.1")
+    return [str(Decimal(str(value)).quantize(digit, ROUND_HALF_UP)) for value in (first, *others)]
 
 
 @cache
@@ -75,22 +77,16 @@ def recorded(root):
     return {name: sorted(rows[name], key=lambda row: (row["env_id"], row["steps"])) for name in rows}
 
 
-@cache
-def published(root):
-    with (root / "benchmark/reference_scores.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def reference(root, row):
     """The published score beside a recorded one, with its steps or its file where those differ."""
-    rows = [ref | {"steps": int(ref["steps"])} for ref in published(root) if ref["env_id"] == row["env_id"]]
-    own = [ref for ref in rows if ref["file"] == row["file"]]
-    if own:
-        ref = min(own, key=lambda ref: (ref["steps"] != row["steps"], ref["steps"] < row["steps"], ref["steps"]))
-        after = "" if ref["steps"] == row["steps"] else f" after {short(ref['steps'])}"
+    path = root / "benchmark/reference_scores.csv"
+    if own := results.references(row["file"], row["env_id"], results.flags(row["command"]), path):
+        by_steps = [(int(ref["steps"]), ref) for ref in own]
+        steps, ref = min(by_steps, key=lambda pair: (pair[0] != row["steps"], pair[0] < row["steps"], pair[0]))
+        after = "" if steps == row["steps"] else f" after {short(steps)}"
     elif row["reference_mean"]:  # of another file, as recorded
-        score = {"score_mean": row["reference_mean"], "score_std": row["reference_std"], "steps": row["steps"]}
-        ref = next((ref for ref in rows if score.items() <= ref.items()), score)
+        score = {"score_mean": row["reference_mean"], "score_std": row["reference_std"], "env_id": row["env_id"]}
+        ref = next((ref for ref in results.published(path) if score.items() <= ref.items()), score)
         after = f" (`{Path(ref['file']).name}`)" if "file" in ref else ""
     else:
         return ""
@@ -121,11 +117,12 @@ def planned_steps(root, row):
 
 
 def score(row):
-    """Mean over seeds, with a 95 % interval if there is more than one seed."""
+    """Mean over seeds, with a 95 % interval if there are three seeds or more."""
     scores = np.array(row["scores"].split(), float)
     _, low, high = stats.bootstrap([scores], stats.mean_of_means)
-    mean, low, high = figures(float(row["score_mean"]), low, high)
-    return f"{mean} [{low}, {high}]" if len(scores) > 1 else mean
+    if np.isnan(low):
+        return figures(float(row["score_mean"]))[0]
+    return "{} [{}, {}]".format(*figures(float(row["score_mean"]), low, high))
 
 
 def in_words(seeds):
@@ -210,7 +207,7 @@ def curve_figure(env_id, group, link):
         x = points([tick], [low]).split(",")[0]
         shapes.append(f'<text x="{x}" y="{height - bottom + 15}" text-anchor="middle">{short(tick)}</text>')
     for i, ((name, row, grid, values), (mean, lower, upper)) in enumerate(zip(group, bands)):
-        if len(values) > 1:
+        if len(values) > 2:
             area = points([*grid, *grid[::-1]], [*lower, *upper[::-1]])
             shapes.append(f'<polygon class="c{i % 8}" points="{area}" clip-path="url(#plot)"/>')
         title = f"<title>{name}.py: {score(row)} at {short(row['steps'])} steps</title>"

@@ -1,8 +1,9 @@
 """Statistics over seeds and environments, in NumPy: means that few outliers move, and how far to trust them.
 
 Scores come in groups, one array per environment with a value per seed; seeds are drawn anew within each environment
-(a stratified bootstrap). Everything is seeded: the same scores give the same intervals. A single seed tells nothing
-about the spread, so its intervals are nan.
+(a stratified bootstrap). Everything is seeded: the same scores give the same intervals. One seed tells nothing about
+the spread and two next to nothing, so there the bounds are nan: an interval takes two degrees of freedom (seeds less
+one, summed over the groups), a point of a curve three seeds.
 
 An interval of the plain percentile bootstrap is too short with few seeds: at 3 seeds one that says 95 % covers the mean
 in 3 of 4 cases. Intervals here are widened by sqrt(n / (n - 1)) and by Student's t over the normal quantile;
@@ -29,9 +30,10 @@ def t_quantile(p, df):
 def widening(sizes, level=0.95):
     """What a plain interval is too short by, given the seeds of each group."""
     sizes = [size for size in sizes if size > 1]
-    if not sizes:
+    p, df = (1 + level) / 2, sum(size - 1 for size in sizes)
+    if df < 2:
         return np.nan
-    p, df, n = (1 + level) / 2, sum(size - 1 for size in sizes), np.mean(sizes)
+    n = np.mean(sizes)
     return np.sqrt(n / (n - 1)) * t_quantile(p, df) / NormalDist().inv_cdf(p)
 
 
@@ -58,9 +60,10 @@ def resample(groups, reps, rng):
 
 
 def interval(point, samples, sizes, level, widen):
-    """The percentiles of resampled statistics around their point, nan if no group has two seeds."""
+    """The percentiles of resampled statistics around their point, nan where the seeds are too few."""
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    factor = widening(sizes, level) if widen or max(sizes) < 2 else 1.0
+    factor = widening(sizes, level)
+    factor = factor if widen else factor / factor
     return point, point - (point - low) * factor, point + (high - point) * factor
 
 
@@ -89,7 +92,8 @@ def draws(n, reps, seed):
 def bootstrap_curves(values, reps=1000, seed=0, level=0.95, widen=True):
     """The mean over seeds of curves [seeds, points] with its interval at each point: (mean, low, high).
 
-    A value may be nan where a seed has none (before its first episode, say). Up to 6 seeds, every draw is counted.
+    A value may be nan where a seed has none (before its first episode, say). Up to 6 seeds, every draw is counted. The
+    bounds are nan where fewer than 3 seeds have a value.
     """
     values = np.asarray(values, dtype=float)
     known = ~np.isnan(values)
@@ -104,22 +108,27 @@ def bootstrap_curves(values, reps=1000, seed=0, level=0.95, widen=True):
     at = [(mass < q * mass[-1]).sum(axis=0) for q in ((1 - level) / 2, (1 + level) / 2)]
     low, high = (np.take_along_axis(samples, np.minimum(i, len(samples) - 1)[None], axis=0)[0] for i in at)
     seeds = known.sum(axis=0)
-    factors = np.array([widening([n], level) if widen or n < 2 else 1.0 for n in range(len(values) + 1)])[seeds]
+    factors = np.array([widening([n], level) for n in range(len(values) + 1)])[seeds]
+    factors = factors if widen else factors / factors
     return mean, mean + low * factors, mean + high * factors
+
+
+def share(point, low, high, n, level):
+    """The interval of a share, at least as wide as Wilson's of n trials: a bootstrap of all won knows no loss."""
+    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    centre = (point + z2 / 2 / n) / (1 + z2 / n)
+    margin = np.sqrt(z2 / n * (point * (1 - point) + z2 / 4 / n)) / (1 + z2 / n)
+    return point, np.clip(np.minimum(low, centre - margin), 0, 1), np.clip(np.maximum(high, centre + margin), 0, 1)
 
 
 def performance_profile(groups, taus, reps=2000, seed=0, level=0.95, widen=True):
     """The share of runs with a score above each tau, the mean over environments: (point, low, high), each [taus]."""
 
     def above(groups):
-        shares = []
-        for group in groups:
-            ranks = np.sort(group, axis=-1)
-            shares.append(np.stack([(ranks > tau).mean(axis=-1) for tau in taus], axis=-1))
-        return np.mean(shares, axis=0)
+        return np.mean([np.stack([(x > tau).mean(axis=-1) for tau in taus], axis=-1) for x in groups], axis=0)
 
-    point, low, high = bootstrap(groups, above, reps, seed, level, widen)
-    return point, np.clip(low, 0, 1), np.clip(high, 0, 1)
+    runs = sum(len(group) for group in groups)
+    return share(*bootstrap(groups, above, reps, seed, level, widen), runs, level)
 
 
 def probability_of_improvement(groups_x, groups_y, reps=2000, seed=0, level=0.95, widen=True):
@@ -130,5 +139,6 @@ def probability_of_improvement(groups_x, groups_y, reps=2000, seed=0, level=0.95
         signs = [np.sign(x[..., :, None] - y[..., None, :]).mean(axis=(-2, -1)) for x, y in pairs]
         return (1 + np.mean(signs, axis=0)) / 2
 
-    point, low, high = bootstrap([*groups_x, *groups_y], wins, reps, seed, level, widen)
-    return point, np.clip(low, 0, 1), np.clip(high, 0, 1)
+    sizes = [(len(x), len(y)) for x, y in zip(groups_x, groups_y, strict=True)]
+    trials = sum(3 * n * m / (n + m + 1) for n, m in sizes)  # with the variance of Mann and Whitney's U
+    return share(*bootstrap([*groups_x, *groups_y], wins, reps, seed, level, widen), trials, level)

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from cleanrl_utils.compare import judge
+from cleanrl_utils.compare import judge, verdict
 
 SHAPES = {
     "normal": lambda rng, size: rng.normal(size=size),
@@ -25,7 +25,7 @@ def measure(shape, environments, seeds, pairs):
         lines, overall = judge(base, new, reps=2000, seed=i)
         one.append(lines[0]["high"])
         every.append(min(line["high"] for line in (*lines, overall)))
-        told.append(overall["verdict"])
+        told.append(verdict(lines, overall))
     found = f"found in 4 of 5: one {np.quantile(one, 0.8):6.1f} %, all {np.quantile(every, 0.8):5.1f} %"
     found += f"; of 20 %: one {np.mean(np.less(one, 20)):.2f}, all {np.mean(np.less(every, 20)):.2f}"
     false = [100 * told.count(verdict) / pairs for verdict in ("worse", "better")]

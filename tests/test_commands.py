@@ -165,6 +165,7 @@ def folder(tmp_path_factory):
     for name in ("benchmark", "cleanrl", "cleanrl_utils"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "sleep5.py").write_text("")
+    (folder.parent / "change").symlink_to(folder)  # the worktree of CONTRIBUTING.md
     for name in ("ppo", "dqn"):
         where = tmp_path_factory.mktemp("run")
         execute(str(script(name)), [*FEWER[name], "--save-model"], where)

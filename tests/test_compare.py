@@ -1,6 +1,7 @@
 """cleanrl_utils.compare raises few false alarms, finds drops, and says so in words, Markdown and exit codes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from synthetic_runs import write_run
 
 from benchmark.record import Options
 from benchmark.record import main as record
-from cleanrl_utils.compare import area, judge, main
+from cleanrl_utils.compare import area, judge, main, verdict
 from cleanrl_utils.results import Run, load
 
 SHAPES = {
@@ -24,7 +25,7 @@ def verdicts(shape, environments, seeds, spread=10.0, drop=0.0, pairs=100, chang
     for _ in range(pairs):
         base, new = (100 + spread * SHAPES[shape](rng, (environments, n)) for n in seeds)
         new[change] -= drop
-        found.append(judge(base, new, reps=1000)[1]["verdict"])
+        found.append(verdict(*judge(base, new, reps=1000)))
     return found
 
 
@@ -52,7 +53,7 @@ def test_few_seeds_and_no_spread():
         lines, overall = judge([np.full(seeds, 100.0)], [np.full(5, 10.0)])
         assert [lines[0]["verdict"], overall["verdict"]] == ["not enough seeds"] * 2
     five, noisy = np.full(5, 100.0), np.array([100.0, 100, 100, 100, 83])
-    for new, verdict in (
+    for new, told in (
         (five, "same"),
         (five - 10, "worse"),
         (five + 10, "better"),
@@ -60,12 +61,30 @@ def test_few_seeds_and_no_spread():
         (noisy, "same"),
     ):
         lines, overall = judge([five, five], [new, five])
-        assert [lines[0]["verdict"], lines[1]["verdict"]] == [verdict, "same"] and overall["verdict"] == verdict
+        assert [lines[0]["verdict"], lines[1]["verdict"]] == [told, "same"] and overall["verdict"] == told
         assert all(np.isfinite(list(line.values())[0]) for line in lines) and np.isfinite(lines[0]["low"])
     assert judge([five], [np.array([100.0, 100, 100, 0, 0])])[0][0]["verdict"] == "not enough seeds"
     lines, overall = judge([five, five], [five, five[:2]])
     assert [line["verdict"] for line in lines] == ["same", "not enough seeds"]
     assert overall["verdict"] == "not enough seeds"
+
+
+def test_the_verdict_of_all():
+    """Worse if any line is; no doubt about one is forgotten, and better is not said of what fell on average."""
+    unknown = "not enough seeds"
+    for lines, mean, effect, of_all in (
+        (("same", "worse", "better"), "better", 9, "worse"),
+        (("same", "same"), "worse", -9, "worse"),
+        (("same", unknown), "same", 0, unknown),
+        (("better", unknown), "same", 5, unknown),
+        (("better", unknown), "better", 9, "better"),
+        (("better", "same"), "same", 5, "better"),
+        (("better", "same"), "same", -5, "same"),
+        (("same", "same"), "same", 1, "same"),
+    ):
+        assert verdict([{"verdict": v} for v in lines], {"verdict": mean, "effect": effect}) == of_all
+    found = verdicts("normal", 12, (3, 3), drop=50.0, change=0, pairs=30)
+    assert "same" not in found and unknown in found
 
 
 def test_lines_say_what_they_mean():
@@ -163,8 +182,17 @@ def test_differences_are_told(tmp_path, capsys):
     )
     assert "only in new (C|v1)" in text and "track" not in text and "differ: flag learning_rate" in warning
     refuse(capsys, [good, other, "--strict"], "the sides differ in")
-    assert main([good, other, "--strict", "--allow", "learning_rate", "torch", "new"]) == 0
+    assert main([good, other, "--strict", "--allow", "learning_rate", "torch", "seed_of", "new"]) == 0
     assert "Warning" not in (text := capsys.readouterr().out) and "allowed to differ: flag learning_rate" in text
+    more = benchmark(tmp_path / "more", GOOD, clip="yes", learning_rate="1e-1")
+    assert main([good, more]) == 0 and "- flag clip: only in new" in (text := capsys.readouterr().out)
+    assert "learning_rate" not in text
+    refuse(capsys, [good, more, "--strict"], "the sides differ in flag clip: only in new (A-v1, B-v1): --allow clip")
+    mixed = benchmark(tmp_path / "mixed", {"A-v1": GOOD["A-v1"][:3]})
+    write_run(tmp_path / "mixed", "A-v1", 4, [99.0], commit="b" * 40)
+    refuse(capsys, [mixed, mixed, "--strict"], "base mixes commits: aaaaaaaaaa, bbbbbbbbbb (A-v1): --allow commits")
+    write_run(tmp_path / "mixed", "A-v1", 5, [99.0], total=2000)
+    refuse(capsys, [mixed, mixed], "differ in total_timesteps: 1000 or 2000 -> 1000 or 2000")
     longer = benchmark(tmp_path / "longer", GOOD, total=2000)
     refuse(capsys, [good, longer], "differ in total_timesteps: 1000 -> 2000 (A-v1, B-v1): --allow total_timesteps")
     assert main([good, longer, "--allow", "total_timesteps"]) == 0
@@ -183,6 +211,11 @@ def test_runs_that_do_not_count(tmp_path, capsys):
     assert "Comparison: same" in text and "| 5 / 5 |" in text
     for note in ("1 run unfinished", "1 run without a score", "1 run of a seed that ran again"):
         assert f"- new: left out {note}" in text
+    kinds = {"total_timesteps": {"total": 500}, "learning_rate": {"learning_rate": 0.5}, "commit": {"commit": "b" * 40}}
+    for name, other in kinds.items():  # not the same run again
+        both = benchmark(tmp_path / name, {"A-v1": GOOD["A-v1"]})
+        write_run(Path(both), "A-v1", 2, [1.0], **other)
+        refuse(capsys, [good, both], f"new has two runs of ppo in A-v1, seed 2, that differ in {name}, ")
 
 
 def refuse(capsys, argv, message):
@@ -195,6 +228,7 @@ def refuse(capsys, argv, message):
 
 def test_wrong_usage(tmp_path, capsys):
     good, other = benchmark(tmp_path / "good", GOOD), benchmark(tmp_path / "other", {"C-v1": [1, 2, 3]})
+    several = [benchmark(tmp_path / "several", GOOD, name) for name in ("rpo", "sac")][0]
     for argv, message in (
         ([], "two sides are needed"),
         ([good], "two sides are needed"),
@@ -204,6 +238,9 @@ def test_wrong_usage(tmp_path, capsys):
         ([good, good, "--env-ids", "D-v1"], "no run of base is left"),
         ([good, "--commits", "aaaaaaa", "no-such-branch"], "neither a commit's hash"),
         ([good, good, "--error", "0"], "--error is a share"),
+        ([good, good, "-o", str(tmp_path / "none/c.md")], "no folder"),
+        ([good, good, "--json", str(tmp_path)], "Is a directory"),
+        ([good, several], "(base: ppo; new: rpo, sac): name one of each with --base-name and --new-name"),
     ):
         refuse(capsys, argv, message)
 

@@ -76,13 +76,14 @@ def test_series_as_tensorboard(library, tmp_path, monkeypatch):
                 writer.add_scalar(tag, value, step)
         writer.add_scalar("losses/other", 1.0, step)
     writer.close()
+    assert set(read_series(tmp_path, tags[:3])) == set(tags[:3]) and not parsed
     series = read_series(tmp_path, tags)
     assert set(series) == set(tags)
     for tag in tags:
         steps, values, seconds, walls = series[tag]
         assert list(zip(steps.tolist(), values.tolist(), walls.tolist())) == tensorboard_series(tmp_path, tag)
         assert (seconds >= 0).all() and np.allclose(np.diff(seconds), np.diff(walls))
-    assert len(parsed) == 1 + 2 * 5 * 8  # the text, and the two long tags
+    assert parsed  # for the two long tags
     assert read_series(tmp_path, ["none"])["none"][0].shape == (0,)
 
 
