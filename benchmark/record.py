@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from cleanrl_utils.results import curve_edges, curve_name, full_commit, load, of_commit
+from cleanrl_utils.results import curve_edges, curve_name, full_commit, load, of_commit, references
 
 COLUMNS = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
 PACKAGES = ("gymnasium", "gymnax", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")
@@ -34,25 +34,28 @@ class Options:
     reference: Path | None = None  # CSV of published scores (file, env_id, score_mean, score_std, steps)
 
 
-def reference_score(reference, group):
-    if reference:
-        for row in csv.DictReader(reference.open()):
-            if (row["file"], row["env_id"], int(row["steps"])) == group:
-                return row["score_mean"], row["score_std"]
-    return "", ""
+def digits(value):
+    """A score as text: two decimals, but four digits of what is small."""
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4g}"
+
+
+def reference_score(reference, group, args):
+    file, env_id, steps = group
+    rows = references(file, env_id, args, reference) if reference else ()
+    return next(((row["score_mean"], row["score_std"]) for row in rows if int(row["steps"]) == steps), ("", ""))
 
 
 def write_curve(run, steps, folder):
     """The learning curve of a run in 100 bins, each named by its upper edge."""
     folder.mkdir(parents=True, exist_ok=True)
     edges = curve_edges(steps)
-    bins = np.digitize(run.steps, edges)
+    bins = np.digitize(run.steps, edges, right=True).clip(1, 100)  # some files end a few steps later than they are told
     with (folder / curve_name(run.env_id, run.script, run.seed)).open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("step", "episodic_return", "seconds"))
-        for i in np.unique(bins[bins < 101]):
+        for i in np.unique(bins):
             seconds = run.seconds[bins == i][-1]
-            writer.writerow((int(edges[i]), f"{run.returns[bins == i].mean():.3f}", f"{seconds:.1f}"))
+            writer.writerow((int(edges[i]), f"{run.returns[bins == i].mean():.6g}", f"{seconds:.1f}"))
 
 
 def write_rows(groups, output, reference=None):
@@ -63,15 +66,17 @@ def write_rows(groups, output, reference=None):
     for group, runs in groups.items():
         runs.sort(key=lambda run: run.seed)
         scores = [run.score for run in runs]
-        spread = np.std(scores, ddof=1) if len(scores) > 1 else 0.0
-        mean, std = reference_score(reference, group)
-        command, packages = re.sub(r" --seed \d+", "", runs[0].command), runs[0].packages
+        mean, std = reference_score(reference, group, runs[0].args)
+        packages = runs[0].packages
         rows[group] = {
             **dict(zip(("file", "env_id", "steps"), group)),
             "seeds": " ".join(str(run.seed) for run in runs),
-            **{"score_mean": f"{np.mean(scores):.2f}", "score_std": f"{spread:.2f}"},
-            "scores": " ".join(f"{score:.2f}" for score in scores),
-            **{"reference_mean": mean, "reference_std": std, "command": command},
+            "score_mean": digits(np.mean(scores)),
+            "score_std": digits(np.std(scores, ddof=1)) if len(scores) > 1 else "",
+            "scores": " ".join(map(digits, scores)),
+            "reference_mean": mean,
+            "reference_std": std,
+            "command": re.sub(r" --seed \d+", "", runs[0].command),
             "commit": " ".join(sorted({run.commit[:10] for run in runs})),
             "packages": " ".join(f"{name}={packages[name]}" for name in PACKAGES if name in packages),
         }
@@ -102,13 +107,17 @@ def main(options):
         if twin := next((other for other in group if other.seed == run.seed), None):
             sys.exit(f"{run.folder} and {twin.folder} are runs of one seed: name one of them, or a --commit")
         group.append(run)
-        if options.curves:
+    for (_, _, steps), runs in groups.items():
+        for run in runs if options.curves else ():
             write_curve(run, steps, options.curves)
     rows = write_rows(groups, options.output, options.reference)
     for group in sorted(groups):
         row = rows[group]
-        ours, theirs = (f"{row[f'{kind}_mean']} +- {row[f'{kind}_std']}" for kind in ("score", "reference"))
-        print(f"{row['file']} {row['env_id']} {row['steps']} steps, seeds {row['seeds']}: {ours} (reference {theirs})")
+        ours, theirs = (
+            " +- ".join(filter(None, (row[f"{kind}_mean"], row[f"{kind}_std"]))) for kind in ("score", "reference")
+        )
+        told = f"{row['file']} {row['env_id']} {row['steps']} steps, seeds {row['seeds']}: {ours}"
+        print(told + (f" (reference {theirs})" if theirs else ""))
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def expand(path):
 def area(run):
     """The mean return over the whole of training: of 100 parts by steps, each part's mean, the last one's if empty."""
     edges = curve_edges(max(run.total_timesteps, 1))
-    bins = np.clip(np.searchsorted(edges, run.steps, side="left" if run.source == "record" else "right"), 1, 100) - 1
+    bins = np.digitize(run.steps, edges, right=True).clip(1, 100) - 1
     counts = np.bincount(bins, minlength=100)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.bincount(bins, weights=run.returns, minlength=100) / counts
@@ -204,7 +204,7 @@ def clean(runs, side, kind, notes):
             if key in kept and (difference := unlike(kept[key], run)):
                 where = f"{run.exp_name} in {run.env_id}, seed {run.seed}"
                 told = f"{side} has two runs of {where}, that differ in {difference}"
-                raise ValueError(f"{told}: name one kind, by folder, pattern or --commits")
+                raise ValueError(f"{told}: leave one kind, by folder, pattern, commit or tag")
             repeated += key in kept
             kept[key] = run
     for count, why in (

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -108,18 +108,29 @@ def read_folder(folder, tags=()):
     last_step = max(logged or steps.tolist(), default=0)
     # Other libraries may log no speed: then the last episode has to be near the end.
     ended = has_ended(args, logged) if logged else last_step >= 0.95 * total
-    common = {
-        **{"env_id": env_id, "exp_name": args.get("exp_name") or Path(script).stem, "script": script},
-        **{"total_timesteps": total, "ended": ended, "source": "run"},
-        **{"last_step": last_step, "folder": folder, "args": args},
-        **{"command": text("command.txt").split("\n")[0], "commit": text("commit.txt").strip()},
-        "packages": dict(line.split("==", 1) for line in text("packages.txt").split() if "==" in line),
-        "videos": find_videos(folder, args, steps, walls),
-    }
-    metrics = {tag: series[tag][:3] for tag in tags if len(series[tag][0])}
+    run = Run(
+        env_id=env_id,
+        exp_name=args.get("exp_name") or Path(script).stem,
+        script=script,
+        seed=seed,
+        total_timesteps=total,
+        steps=steps,
+        returns=returns,
+        seconds=seconds,
+        score=score_of(returns),
+        ended=ended,
+        source="run",
+        last_step=last_step,
+        folder=folder,
+        args=args,
+        command=text("command.txt").split("\n")[0],
+        commit=text("commit.txt").strip(),
+        packages=dict(line.split("==", 1) for line in text("packages.txt").split() if "==" in line),
+        metrics={tag: series[tag][:3] for tag in tags if len(series[tag][0])},
+        videos=find_videos(folder, args, steps, walls),
+    )
     if not (folder / "curves.npz").exists():
-        alone = {"seed": seed, "steps": steps, "returns": returns, "seconds": seconds, "score": score_of(returns)}
-        return [Run(**alone, metrics=metrics, **common)]
+        return [run]
     runs = []
     logged_at, _, logged_seconds = series[RETURN][:3]
     with np.load(folder / "curves.npz") as curves:
@@ -130,11 +141,8 @@ def read_folder(folder, tags=()):
         entries = np.repeat(np.arange(len(at)), table[COUNT][:, i].astype(int))
         returns = table[RETURN][entries, i].astype(float)
         own = {tag: (at, table[tag][:, i].astype(float), seconds) for tag in tags if tag in table}
-        run = Run(
-            **{"seed": seed, "steps": at[entries], "returns": returns, "seconds": seconds[entries]},
-            **{"score": score_of(returns), "metrics": metrics | own, **common},
-        )
-        runs.append(run)
+        one = {"steps": at[entries], "returns": returns, "seconds": seconds[entries], "metrics": run.metrics | own}
+        runs.append(replace(run, seed=seed, score=score_of(returns), **one))
     return runs
 
 
@@ -173,10 +181,11 @@ def read_curve(path, total_timesteps):
 
 
 def is_record(path):
-    if not path.is_file():  # a link that leads nowhere, say
+    try:
+        with path.open(errors="replace") as file:
+            return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
+    except OSError:  # a link that leads nowhere, say
         return False
-    with path.open(errors="replace") as file:
-        return file.readline().startswith("file,env_id,steps,seeds,score_mean,score_std,scores,")
 
 
 def read_record(path):
@@ -189,10 +198,21 @@ def read_record(path):
                 path.parent / "curves" / curve_name(row["env_id"], script, seed), total
             )
             run = Run(
-                **{"env_id": row["env_id"], "exp_name": args.get("exp_name", Path(script).stem), "script": script},
-                **{"seed": int(seed), "total_timesteps": total, "steps": steps, "returns": returns, "seconds": seconds},
-                **{"score": float(score), "ended": True, "source": "record", "last_step": total, "args": args},
-                **{"command": row["command"], "commit": row["commit"]},
+                env_id=row["env_id"],
+                exp_name=args.get("exp_name", Path(script).stem),
+                script=script,
+                seed=int(seed),
+                total_timesteps=total,
+                steps=steps,
+                returns=returns,
+                seconds=seconds,
+                score=float(score),
+                ended=True,
+                source="record",
+                last_step=total,
+                args=args,
+                command=row["command"],
+                commit=row["commit"],
                 packages=dict(word.split("=", 1) for word in row["packages"].split()),
             )
             runs.append(run)

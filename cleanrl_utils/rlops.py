@@ -40,14 +40,20 @@ def fetch_run(tracked, options):
     returns, steps, seconds = table[np.argsort(table[:, 1], kind="stable")].T
     config, name = dict(tracked.config), options.exp_name
     return Run(
-        **{"env_id": config["env_id"], "exp_name": name, "script": f"{name}.py", "seed": int(config.get("seed", 0))},
-        **{
-            "total_timesteps": int(config.get("total_timesteps", steps.max(initial=0))),
-            "steps": steps.astype(np.int64),
-        },
-        **{"returns": returns, "seconds": seconds, "ended": tracked.state == "finished", "source": "run"},
+        env_id=config["env_id"],
+        exp_name=name,
+        script=f"{name}.py",
+        seed=int(config.get("seed", 0)),
+        total_timesteps=int(config.get("total_timesteps", steps.max(initial=0))),
+        steps=steps.astype(np.int64),
+        returns=returns,
+        seconds=seconds,
         score=float(returns[-options.metric_last_n_average_window :].mean()) if len(returns) else float("nan"),
-        **{"args": config, "command": tracked.url, "commit": getattr(tracked, "commit", None) or ""},
+        ended=tracked.state == "finished",
+        source="run",
+        args=config,
+        command=tracked.url,
+        commit=getattr(tracked, "commit", None) or "",
     )
 
 
@@ -113,7 +119,11 @@ def write_page(sides, names, folder):
     for name, runs in zip(names, sides):
         for run in runs:
             script = f"{run.script.removesuffix('.py')}-{re.sub('[^A-Za-z0-9_.-]', '-', name)}.py"
-            groups[f"cleanrl/{script}", run.env_id, run.total_timesteps].append(replace(run, script=script))
+            command = re.sub(
+                r" --exp[-_]name[ =]\S+", "", run.command
+            )  # a record has its name from there, if it has one
+            run = replace(run, script=script, command=command)
+            groups[f"cleanrl/{script}", run.env_id, run.total_timesteps].append(run)
     for runs in groups.values():
         for run in runs:
             write_curve(run, run.total_timesteps, folder / "results/curves")
@@ -139,6 +149,8 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if find_spec("matplotlib") is None:
         fail("the picture needs matplotlib: pip install matplotlib")
+    if options.output_filename.suffix not in (".png", ".svg", ".pdf") or not options.output_filename.parent.is_dir():
+        fail(f"--output-filename {options.output_filename} is no .png, .svg or .pdf in a folder that is there")
     new, base = (fetch(tag, options) for tag in options.tags)
     try:
         result = compare(base, new)

@@ -36,6 +36,22 @@ def test_where_runs_end():
     ] * 2
 
 
+def test_what_is_written(tmp_path, capsys):
+    """Small scores keep their digits, one seed has no spread, and an episode at the last step is in the curve."""
+    scores, curves = tmp_path / "scores.csv", tmp_path / "curves"
+    write_run(tmp_path / "runs", "A-v1", 1, [0.0012345, 0.0012345])
+    main(Options([tmp_path / "runs"], scores, curves))
+    (row,) = csv.DictReader(scores.open())
+    assert (row["score_mean"], row["score_std"], row["scores"]) == ("0.001234", "", "0.001234")
+    assert capsys.readouterr().out == "cleanrl/ppo.py A-v1 1000 steps, seeds 1: 0.001234\n"
+    (curve,) = curves.iterdir()
+    assert [row["step"] for row in csv.DictReader(curve.open())] == ["500", "1000"]
+    write_run(tmp_path / "runs", "B-v1", 1, [1.0], ended=False)
+    with pytest.raises(SystemExit, match="stopped at step"):
+        main(Options([tmp_path / "runs"], tmp_path / "other.csv", tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
 def test_one_run_of_a_seed(tmp_path):
     """Two versions in one folder are told apart by their commits, and not mixed."""
     for commit, level in (("a" * 40, 1.0), ("b" * 40, 2.0)):

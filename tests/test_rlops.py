@@ -8,6 +8,8 @@ import pytest
 from conftest import ROOT, environment, require
 from synthetic_runs import write_run
 
+from cleanrl_utils.results import load
+
 WANDB = """
 import random
 ENVS = "HalfCheetah-v2 Walker2d-v2 Hopper-v2 InvertedPendulum-v2 Humanoid-v2 Pusher-v2".split()
@@ -58,8 +60,7 @@ def rlops(tmp_path):
 
 
 def test_the_command_of_the_release_post(rlops, tmp_path):
-    page = (ROOT / "cleanrl_utils/report.py").exists()
-    done = rlops(COMMAND + " --report" * page)
+    done = rlops(COMMAND + " --report")
     assert done.returncode == 1, done.stderr
     assert (
         "## Comparison: worse" in done.stdout and "- base: ddpg_continuous_action at cccccccccc, 1,000" in done.stdout
@@ -67,9 +68,8 @@ def test_the_command_of_the_release_post(rlops, tmp_path):
     lines = [line for line in done.stdout.split("\n") if line.startswith("| ") and "4 / 4" in line]
     assert len(lines) == 6 and ["**worse**" in line for line in lines] == ["Hopper" in line for line in lines]
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
-    if page:
-        assert len(list((tmp_path / "compare/results/curves").glob("*.csv"))) == 2 * 6 * 4
-        assert "pr-299" in (tmp_path / "compare/page/index.html").read_text()
+    assert len(list((tmp_path / "compare/results/curves").glob("*.csv"))) == 2 * 6 * 4
+    assert "pr-299" in (tmp_path / "compare/page/index.html").read_text()
 
 
 def test_wrong_usage(rlops):
@@ -90,8 +90,14 @@ def test_without_wandb(rlops, tmp_path):
     )
     for seed in range(1, 6):
         for commit, level in (("a" * 40, 10), ("b" * 40, 10.1)):
-            write_run(tmp_path / "runs", "A-v1", seed, np.full(100, level + seed / 100), "td3", commit=commit)
-    flags = "--exp-name td3 --tags bbbbbbb aaaaaaa --env-ids A-v1 --runs runs --output-filename x.svg"
-    done = rlops(f"-m cleanrl_utils.rlops {flags}")
+            folder = write_run(tmp_path / "runs", "A-v1", seed, np.full(100, level + seed / 100), "td3", commit=commit)
+            (folder / "command.txt").write_text(f"python x.py --exp-name td3 --seed {seed}\n")
+    flags = "--exp-name td3 --tags bbbbbbb aaaaaaa --env-ids A-v1 --runs runs --report --output-filename"
+    done = rlops(f"-m cleanrl_utils.rlops {flags} x.svg")
     assert done.returncode == 0 and "Comparison: same" in done.stdout, done.stderr
     assert "<svg" in (tmp_path / "x.svg").read_text()[:1000]
+    names = [run.exp_name for run in load(tmp_path / "x/results")]
+    assert sorted(names) == ["td3-aaaaaaa"] * 5 + ["td3-bbbbbbb"] * 5, "two curves"
+    for name in ("x.jpeg.doc", "none/x.png"):
+        done = rlops(f"-m cleanrl_utils.rlops {flags} {name}")
+        assert done.returncode == 2 and done.stderr.startswith(f"rlops: --output-filename {name} is no .png")
