@@ -119,9 +119,8 @@ def write_page(sides, names, folder):
     for name, runs in zip(names, sides):
         for run in runs:
             script = f"{run.script.removesuffix('.py')}-{re.sub('[^A-Za-z0-9_.-]', '-', name)}.py"
-            command = re.sub(
-                r" --exp[-_]name[ =]\S+", "", run.command
-            )  # a record has its name from there, if it has one
+            # A record takes its name from its command, if that has one.
+            command = re.sub(r" --exp[-_]name[ =]\S+", "", run.command)
             run = replace(run, script=script, command=command)
             groups[f"cleanrl/{script}", run.env_id, run.total_timesteps].append(run)
     for runs in groups.values():
