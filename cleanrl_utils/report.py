@@ -36,7 +36,7 @@ import numpy as np
 from cleanrl_utils import events, results, stats
 
 PAGE = Path(__file__).parent / "report_page"
-RETURN = "charts/episodic_return"
+RETURN = results.RETURN
 BINS, RECORDED_BINS = 200, 100
 SMOOTH = 2  # points on either side over which the page first averages a run
 GENERATOR = '<meta name="generator" content="cleanrl_utils.report">'

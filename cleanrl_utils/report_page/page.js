@@ -714,7 +714,7 @@ function traceGroup(group) {
 }
 
 let opener = null;  // what had the focus before the panel opened
-function renderTrace() {
+function renderTrace(another) {
   const panel = $("trace"), wasOpen = !panel.hidden, run = runById.get(state.run);
   const groups = () => [...groupsOf(shownRuns()), ...groupsOf(D.runs)];
   const group = state.group ? groups().find((candidate) => groupKey(candidate) === state.group) : null;
@@ -732,6 +732,7 @@ function renderTrace() {
   const close = button("✕", "close", () => change(TRACE_NOTHING));
   panel.replaceChildren(make("div", { class: "head" }, title, close), ...parts.map((part) => part.figure ?? part));
   for (const part of parts) part.draw?.();
+  if (!another) return;
   panel.scrollTop = 0;
   if (!wasOpen) opener = document.activeElement;
   panel.focus({ preventScroll: true });
@@ -777,7 +778,7 @@ function render() {
     renderScores(runs);
     renderRuns(runs);
   }
-  if (before.view !== view || before.trace !== trace) renderTrace();
+  if (before.view !== view || before.trace !== trace) renderTrace(before.trace !== trace);
   for (const item of document.querySelectorAll("[data-key]")) item.ariaPressed = String(item.dataset.key === group);
   before = { view, trace, by: state.by };
 }
