@@ -263,7 +263,7 @@ def test_a_container_is_stopped_and_another_finishes(podman, image):
 
 
 def test_a_container_holds_no_settings_of_the_machine(podman, image):
-    """What the build was lent to reach its packages is not in the image."""
+    """No setting of the machine that builds is in the image."""
     seen = podman("run", "--rm", image, "sh", "-c", "cat /etc/pip.conf; ls -A /requirements /root /tmp; env", code=0)
     assert "find-links" not in seen and "index" not in seen and "PIP" not in seen
     assert "tini" in podman("image", "inspect", "--format", "{{.Config.Entrypoint}}", image)
