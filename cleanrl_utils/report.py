@@ -15,6 +15,7 @@ Exit codes: 0 written, 2 wrong usage, such as a path without runs.
 
 import argparse
 import csv
+import difflib
 import html
 import json
 import math
@@ -23,27 +24,29 @@ import re
 import shlex
 import shutil
 import sys
+import time
 import webbrowser
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 
-from cleanrl_utils import results, stats
+from cleanrl_utils import events, results, stats
 
 PAGE = Path(__file__).parent / "report_page"
-RETURN = "charts/episodic_return"
+RETURN = results.RETURN
 BINS, RECORDED_BINS = 200, 100
 SMOOTH = 2  # points on either side over which the page first averages a run
 GENERATOR = '<meta name="generator" content="cleanrl_utils.report">'
 MODES = {
-    "start": "0 is the return with which training begins (the mean over the first twentieth of the episodes of all "
-    "runs) and 1 the highest score of any ended run of this report in the environment",
+    "start": "0 is the return with which training begins (the mean over the first twentieth of the episodes, or of the "
+    "points of a recorded curve, of all runs) and 1 the highest score of any ended run of this report in the "
+    "environment",
     "minmax": "0 is the lowest and 1 the highest score of any ended run of this report in the environment",
-    "reference": "0 is the return with which training begins (the mean over the first twentieth of the episodes of all "
-    "runs) and 1 the best published score of the algorithms shown",
+    "reference": "0 is the return with which training begins (the mean over the first twentieth of the episodes, or of "
+    "the points of a recorded curve, of all runs) and 1 the best published score of the algorithms shown",
 }
 TAUS, PARTS = 101, 50  # points of performance profiles, and of the course of the interquartile mean
 
@@ -61,7 +64,7 @@ def without_duplicates(runs):
 
     The same seed again tells nothing new about the spread. Of two, the one that has ended, or else the later, is kept.
     """
-    kept, scores = {}, defaultdict(list)
+    kept, alike = {}, defaultdict(list)
     for run in runs:
         flags = run.args if run.source == "run" else run.command
         key = (
@@ -77,13 +80,31 @@ def without_duplicates(runs):
             kept[key] = run
     for run in kept.values():
         if run.source == "run":
-            scores[run.env_id, run.exp_name, run.seed].append(run.score)
+            alike[run.env_id, run.exp_name, run.seed, run.total_timesteps].append(run)
 
-    def recorded(run):
-        same = scores[run.env_id, run.exp_name, run.seed]
-        return run.source == "record" and any(abs(score - run.score) <= 0.006 for score in same)
+    def recorded(record):
+        """Whether a record is of a run that is there; its score is rounded."""
+        runs = alike[record.env_id, record.exp_name, record.seed, record.total_timesteps]
+        scores = [run.score for run in runs if results.of_commit(record, run.commit)]
+        return any(math.isclose(score, record.score, rel_tol=1e-4, abs_tol=0.006) for score in scores)
 
-    return [run for run in kept.values() if not recorded(run)]
+    return [run for run in kept.values() if run.source == "run" or not recorded(run)]
+
+
+def repeated_seeds(runs):
+    """Whether a seed was run at several commits: then a mean over all runs would hide what changed between these."""
+    commits = defaultdict(set)
+    for run in runs:
+        commits[run.env_id, run.exp_name, run.total_timesteps, run.seed].add(short_commit(run))
+    return any(len(several) > 1 for several in commits.values())
+
+
+def short_commit(run):
+    return " ".join(word[:10] for word in run.commit.split())
+
+
+def group_name(run, by):
+    return run.exp_name if by == "algorithm" else f"{run.exp_name} @ {short_commit(run) or '?'}"
 
 
 def name_runs(runs):
@@ -177,11 +198,11 @@ def on_grid(curves, reach=SMOOTH):
 # Statistics of the view that the page opens with, under the names by which the page looks for them
 
 
-def group_runs(runs):
-    """The indices of the runs of each environment and algorithm; runs with other numbers of steps are kept apart."""
+def group_runs(runs, by):
+    """The indices of the runs of each environment and name; runs with other numbers of steps are kept apart."""
     groups = defaultdict(list)
     for i, run in enumerate(runs):
-        groups[run.env_id, run.exp_name, run.total_timesteps].append(i)
+        groups[run.env_id, group_name(run, by), run.total_timesteps].append(i)
     return groups
 
 
@@ -220,12 +241,12 @@ def read_limits(path):
         fail(f"--normalise {path}: needs start, minmax, reference, or a CSV with the columns env_id,low,high ({error})")
 
 
-def comparable(runs, limits):
-    """algorithm -> environment -> indices of its ended runs with the most steps, of environments with a scale."""
+def comparable(runs, limits, by):
+    """name -> environment -> indices of its ended runs with the most steps, of environments with a scale."""
     names = defaultdict(lambda: defaultdict(list))
     for i, run in enumerate(runs):
         if has_score(run) and run.env_id in limits:
-            names[run.exp_name][run.env_id].append(i)
+            names[group_name(run, by)][run.env_id].append(i)
     for envs in names.values():
         for env_id, own in envs.items():
             most = max(runs[i].total_timesteps for i in own)
@@ -256,14 +277,14 @@ def iqm_of_courses(groups):
     return stats.iqm([np.moveaxis(group, -2, -1) for group in groups])
 
 
-def aggregates(runs, curves, limits):
+def aggregates(runs, curves, limits, by):
     """The statistics over environments of the first suite, and the end of the axis of the profiles."""
 
     def normalised(i):
         low, high = limits[runs[i].env_id]
         return (runs[i].score - low) / (high - low)
 
-    names, numbers = comparable(runs, limits), {}
+    names, numbers = comparable(runs, limits, by), {}
     envs, chosen = first_suite(names)
     own = {name: [names[name][env] for env in envs] for name in chosen}
     scores = {name: [np.array([normalised(i) for i in group]) for group in own[name]] for name in chosen}
@@ -288,16 +309,16 @@ def aggregates(runs, curves, limits):
     return {key: [digits(row) for row in np.atleast_2d(value)] for key, value in numbers.items()}, end
 
 
-def statistics(runs, curves, tags):
-    """The intervals of scores and of curves, of the groups that have two runs or more."""
+def statistics(runs, curves, tags, by):
+    """The intervals of scores, and of the curves of groups that have three or more."""
     numbers = {}
-    for group in group_runs(runs).values():
+    for group in group_runs(runs, by).values():
         if scored := [i for i in group if has_score(runs[i])]:
             numbers[f"score {','.join(map(str, scored))}"] = digits(score_interval([runs[i].score for i in scored]), 7)
         for tag in tags:
             for axis in ("steps", "time"):
                 found = [curves[i][tag][axis] for i in group if axis in curves[i].get(tag, {})]
-                if len(found) > 1:
+                if len(found) > 2:
                     _, low, high = stats.bootstrap_curves(on_grid(found))
                     numbers[f"band {tag} {axis} {SMOOTH} {','.join(map(str, group))}"] = [digits(low), digits(high)]
     return numbers
@@ -307,17 +328,18 @@ def statistics(runs, curves, tags):
 
 
 def reference_of(run):
-    return results.reference(run.script, run.env_id, run.total_timesteps)
+    return results.reference(run.script, run.env_id, run.total_timesteps, run.args)
 
 
-def score_rows(runs):
+def score_rows(runs, by):
     rows = []
-    for (env_id, algorithm, steps), group in sorted(group_runs(runs).items()):
+    for (env_id, name, steps), group in sorted(group_runs(runs, by).items()):
+        going = sum(not runs[i].ended for i in group)
         scores = [runs[i].score for i in group if has_score(runs[i])]
         mean, low, high = score_interval(scores) if scores else (math.nan,) * 3
         published, deviation = reference_of(runs[group[0]]) or (math.nan, math.nan)
-        row = {"env_id": env_id, "algorithm": algorithm, "steps": steps, "runs": len(scores)}
-        row |= {"not_ended": len(group) - len(scores), "score": mean, "low": low, "high": high}
+        row = {"env_id": env_id, "algorithm": name, "steps": steps, "runs": len(scores), "not_ended": going}
+        row |= {"without_score": len(group) - len(scores) - going, "score": mean, "low": low, "high": high}
         row |= {"score_std": np.std(scores, ddof=1) if len(scores) > 1 else math.nan}
         row |= {"reference": published, "reference_std": deviation}
         row |= {"seeds": " ".join(str(seed) for seed in sorted(runs[i].seed for i in group if has_score(runs[i])))}
@@ -327,13 +349,12 @@ def score_rows(runs):
 
 
 def plain(value):
-    return (
-        f"{value:.2f}"
-        if isinstance(value, float) and math.isfinite(value)
-        else ""
-        if isinstance(value, float)
-        else value
-    )
+    """A value for people: numbers with two decimals, small ones with four digits, nothing for what is not known."""
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return ""
+    return f"{value:.2f}" if value == 0 or abs(value) >= 1 else f"{value:.4g}"
 
 
 def write_csv(path, rows):
@@ -347,29 +368,24 @@ def write_markdown(path, rows, title):
     lines = [
         f"# {title}: scores",
         "",
-        "A score is the mean return of the last 100 episodes of a run; shown is the mean over",
-    ]
-    lines[-1] += " runs with its 95 % interval, which one run does not have."
-    lines += [
+        "A score is the mean return of the last 100 episodes of a run; shown is the mean over runs with its 95 %",
+        "interval, which one or two runs do not have. The sign ≠ stands beside the runs of several commits.",
         "",
         "| Environment | Algorithm | Score | 95 % interval | Runs | Steps | Published |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        interval = (
-            f"[{row['low']:.2f}, {row['high']:.2f}]"
-            if math.isfinite(row["low"])
-            else "one run"
-            if row["runs"] == 1
-            else "–"
-        )
+        interval = {1: "one run", 2: "two runs"}.get(row["runs"], "–")
+        if math.isfinite(row["low"]):
+            interval = f"[{plain(row['low'])}, {plain(row['high'])}]"
+        mixed = " ≠" if " " in row["commits"] else ""
         deviation = f" ± {plain(row['reference_std'])}" if math.isfinite(row["reference_std"]) else ""
         cells = [
             row["env_id"],
             row["algorithm"],
             plain(row["score"]) or "–",
             interval,
-            row["runs"],
+            f"{row['runs']}{mixed}",
             f"{row['steps']:,}",
         ]
         cells += [f"{plain(row['reference'])}{deviation}" or "–"]
@@ -381,10 +397,10 @@ def write_markdown(path, rows, title):
 
 
 def stages(videos, most):
-    """At most so many videos of a run, evenly spaced, with the first and the last."""
+    """At most so many videos of a run, evenly spaced, with the last and the first."""
     if len(videos) <= most:
         return videos
-    return [videos[i] for i in np.unique(np.linspace(0, len(videos) - 1, most).round().astype(int))] if most else []
+    return [videos[i] for i in np.unique(np.linspace(len(videos) - 1, 0, most).round().astype(int))]
 
 
 def copy_videos(run, name, output, most):
@@ -407,10 +423,21 @@ def copy_videos(run, name, output, most):
     return copied
 
 
+def videos_of(data):
+    """The paths of the videos that a page with these data shows."""
+    return {unquote(path) for run in data["runs"] for _, _, path in run["videos"]}
+
+
+def data_of(page):
+    """The data of a page that is there already, without a run if there is none."""
+    found = re.search(r'id="data">(.*?)</script>', page.read_text()) if page.is_file() else None
+    return json.loads(found[1]) if found else {"runs": []}
+
+
 def most_common_args(runs):
     """For each algorithm the flags that all its runs have, with their most common values."""
     bases = {}
-    for name in {run.exp_name for run in runs}:
+    for name in sorted({run.exp_name for run in runs}):
         dicts = [run.args for run in runs if run.exp_name == name]
         base = {}
         for key in set.intersection(*(set(args) for args in dicts)):
@@ -429,12 +456,24 @@ def run_data(run, name, curves, base, packages, output, videos, apart):
     seconds = float(np.nanmax(run.seconds)) if run.seconds is not None and np.isfinite(run.seconds).any() else math.nan
     reference = reference_of(run)
     return {
-        **{"id": name, "env": run.env_id, "algo": run.exp_name, "seed": run.seed, "total": run.total_timesteps},
-        **{"last": run.last_step, "ended": bool(run.ended), "score": digits([run.score], 7)[0], "source": run.source},
-        **{"episodes": len(run.returns) if run.source == "run" else None, "seconds": digits([seconds])[0]},
-        **{"commit": run.commit, "command": run.command, "packages": packages, "folder": folder, "curves": curves},
+        "id": name,
+        "env": run.env_id,
+        "algo": run.exp_name,
+        "seed": run.seed,
+        "total": run.total_timesteps,
+        "last": run.last_step,
+        "ended": bool(run.ended),
+        "score": digits([run.score], 7)[0],
+        "source": run.source,
+        "episodes": len(run.returns) if run.source == "run" else None,
+        "seconds": digits([seconds])[0],
+        "commit": run.commit,
+        "command": run.command,
+        "packages": packages,
+        "folder": folder,
+        "curves": curves,
         "args": {key: value for key, value in run.args.items() if key not in base or base[key] != value},
-        "reference": digits(reference) if reference else None,
+        "reference": digits(reference, 7) if reference else None,
         "videos": copy_videos(run, name, output, videos),
         "budget": apart,
     }
@@ -446,7 +485,7 @@ def page_data(runs, names, tags, options):
     limits, text = scales(runs, options.normalise)
     without = sorted({run.env_id for run in runs} - limits.keys())
     left = f" Left out, without such a scale: {', '.join(without)}." if without else ""
-    numbers, end = aggregates(runs, curves, limits)
+    numbers, end = aggregates(runs, curves, limits, options.by)
     for key, rows in numbers.items():
         numbers[key] = rows if key.startswith(("profile", "course")) else rows[0]
     bases, packages = most_common_args(runs), {}
@@ -459,18 +498,22 @@ def page_data(runs, names, tags, options):
         apart = len(totals[run.env_id, run.exp_name]) > 1
         listed.append(run_data(run, name, own, bases[run.exp_name], place, options.output, options.videos, apart))
     envs, algorithms = len({run.env_id for run in runs}), len({run.exp_name for run in runs})
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    now = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), UTC)
     counts = zip((len(runs), algorithms, envs), ("run", "algorithm", "environment"))
     summary = ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in counts)
     left_out = f"; {options.duplicates} duplicates left out" if options.duplicates else ""
     return {
-        **{"summary": f"{summary}; made {now}{left_out}", "metrics": tags, "runs": listed, "bases": bases},
-        **{"packages": [json.loads(text) for text in packages], "numbers": numbers | statistics(runs, curves, tags)},
-        **{
-            "norm": {env: digits(pair, 7) for env, pair in limits.items()},
-            "norm_text": f"Normalised scores: {text}.{left}",
-        },
-        **{"taus": digits([end])[0], "smooth": SMOOTH},
+        "summary": f"{summary}; made {now:%Y-%m-%d %H:%M} UTC{left_out}",
+        "metrics": tags,
+        "by": options.by,
+        "smooth": SMOOTH,
+        "runs": listed,
+        "bases": bases,
+        "packages": [json.loads(text) for text in packages],
+        "numbers": numbers | statistics(runs, curves, tags, options.by),
+        "norm": {env: digits(pair, 7) for env, pair in limits.items()},
+        "norm_text": f"Normalised scores: {text}.{left}",
+        "taus": digits([end])[0],
     }
 
 
@@ -507,28 +550,55 @@ def finite(value):
     return [finite(item) for item in value] if isinstance(value, list) else value
 
 
+def as_value(text):
+    """A flag of a recorded command as args.json would have it."""
+    words = {"True": True, "False": False, "None": None}
+    try:
+        return words[text] if text in words else json.loads(text)
+    except ValueError:
+        return text
+
+
+def with_values(tags, runs):
+    """The tags that some run has a value of; the others are named, with what may have been meant."""
+    there = {RETURN} | {tag for run in runs for tag in run.metrics}
+    if missing := [tag for tag in tags if tag not in there]:
+        folder = next((run.folder for run in runs if run.folder), None)
+        names = list(events.read_scalars(folder)) if folder else []
+        for tag in missing:
+            near = difflib.get_close_matches(tag, names, n=3, cutoff=0.5)
+            meant = f", near it: {' '.join(near)}" if near else ""
+            print(f"left out: --metrics {tag}: no run has it{meant}", file=sys.stderr)
+    return [tag for tag in tags if tag in there]
+
+
 def build(options):
     """Read the runs and write the page; returns its path and the number of runs."""
     tags = list(dict.fromkeys([RETURN, *options.metrics]))
     try:
-        places = sum(len(results.find(path)) for path in options.paths)
-        if places > 20:
-            print(f"Reading {places} runs and records ...", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            print("Reading runs ...", file=sys.stderr, flush=True)
         found = results.load(options.paths, tags=tuple(tags[1:]))
     except ValueError as error:
         fail(error)
     if not found:
         fail(f"no runs in {' '.join(map(str, options.paths))}")
-    runs = without_duplicates(found)
+    runs, tags = without_duplicates(found), with_values(tags, found)
     for run in runs:
+        if run.source == "record":
+            run.args = {name: as_value(text) for name, text in run.args.items()}
         run.args = finite(run.args)
         run.env_id, run.exp_name = str(run.env_id), str(run.exp_name)
     runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     options.duplicates = len(found) - len(runs)
+    options.by = "commit" if repeated_seeds(runs) else "algorithm"
     check_output(options.output)
     page = options.output / "index.html"
-    write_page(page, options.title, page_data(runs, name_runs(runs), tags, options))
-    rows = score_rows(runs)
+    earlier, data = data_of(page), page_data(runs, name_runs(runs), tags, options)
+    write_page(page, options.title, data)
+    for video in videos_of(earlier) - videos_of(data):
+        (options.output / video).unlink(missing_ok=True)
+    rows = score_rows(runs, options.by)
     write_csv(options.output / "scores.csv", rows)
     write_markdown(options.output / "scores.md", rows, options.title)
     return page, len(runs)

@@ -27,19 +27,36 @@ D.runs.forEach((run, index) => {
 });
 const runById = new Map(D.runs.map((run) => [run.id, run]));
 
-// The hyperparameters in which runs differ, the seed aside.
+// Flags that say nothing about learning, or have a place of their own in the page.
+const ASIDE = "seed exp_name env_id total_timesteps track wandb_project_name wandb_entity capture_video save_model " +
+  "upload_model hf_entity resume checkpoint_freq";
+
+// The hyperparameters in which runs differ. A record has the flags of its command only: one that it lacks may differ.
+const valuesOf = (runs, name) => unique(runs.map((run) => JSON.stringify(run.args[name])));
 function differing(runs) {
-  const names = unique(runs.flatMap((run) => Object.keys(run.args))).filter((name) => name !== "seed");
-  return names.filter((name) => unique(runs.map((run) => JSON.stringify(run.args[name]))).length > 1);
+  const names = unique(runs.flatMap((run) => Object.keys(run.args))).filter((name) => !ASIDE.split(" ").includes(name));
+  return names.filter((name) => valuesOf(runs, name).length > 1);
 }
+
+const commitsOf = (runs) => unique(runs.flatMap((run) => (shortCommit(run.commit) || "?").split(" ")));
+const differences = (runs) => [...differing(runs), ...(commitsOf(runs).length > 1 ? ["commit"] : [])];
 
 const ENVS = unique(D.runs.map((run) => run.env)).sort(collate);
 const ALGOS = unique(D.runs.map((run) => run.algo)).sort(collate);
-const VARIED = unique(ALGOS.flatMap((algo) => differing(D.runs.filter((run) => run.algo === algo))))
-  .filter((name) => name !== "env_id").sort(collate);
+const COMMITS = unique(D.runs.map((run) => run.commit)).filter(Boolean).sort();
+const VARIED = unique(ALGOS.flatMap((algo) => {
+  const runs = D.runs.filter((run) => run.algo === algo);
+  return differing(runs).filter((name) => valuesOf(runs, name).filter(known).length > 1);
+})).sort(collate);
+
+// The words that a part of the state may be.
+const CHOICES = {
+  env: ENVS, algo: ALGOS, commit: ["", ...COMMITS], by: ["algorithm", "commit", ...VARIED], metric: D.metrics,
+  x: ["steps", "time"], sort: ["name", "score", "runs"],
+};
 
 const FRESH = {
-  q: "", env: [], algo: [], commit: "", by: "algorithm", metric: D.metrics[0], x: "steps", sort: "name",
+  q: "", env: [], algo: [], commit: "", by: D.by, metric: D.metrics[0], x: "steps", sort: "name",
   smooth: D.smooth, seeds: false, refs: false, suite: "", base: "", run: "", group: "", video: "",
 };
 let state = { ...FRESH };
@@ -60,14 +77,12 @@ function readHash() {
   if (location.hash && ![...words.keys()].some((key) => key in FRESH)) return;  // a link to a part of the page
   for (const [key, fresh] of Object.entries(FRESH)) {
     if (!words.has(key)) continue;
-    const value = words.get(key);
-    if (Array.isArray(fresh)) view[key] = words.getAll(key);
+    const value = words.get(key), may = (word) => CHOICES[key]?.includes(word) ?? true;
+    if (Array.isArray(fresh)) view[key] = words.getAll(key).filter(may);
+    else if (!may(value)) continue;
     else if (typeof fresh === "boolean") view[key] = value === "1";
     else view[key] = typeof fresh === "number" ? Number(value) || 0 : value;
   }
-  if (!D.metrics.includes(view.metric)) view.metric = FRESH.metric;
-  if (!["steps", "time"].includes(view.x)) view.x = FRESH.x;
-  if (!["algorithm", "commit", ...VARIED].includes(view.by)) view.by = FRESH.by;
   view.smooth = Math.min(20, Math.max(0, Math.round(view.smooth)));
   state = view;
 }
@@ -207,8 +222,8 @@ function groupSeries(group, inks) {
 // The published scores of the scripts in some groups, as lines.
 function referenceLines(groups, inks) {
   if (state.metric !== D.metrics[0]) return [];
-  const lines = groups.map((group) => ({ y: group.runs[0].reference?.[0], colour: colour(group.label, inks) }));
-  return lines.filter((line) => known(line.y));
+  return groups.filter((group) => group.runs[0].reference).map(({ label, runs }) =>
+    ({ y: runs[0].reference[0], colour: colour(label, inks), name: label }));
 }
 
 function curvesSpec(title, series, lines, describe) {
@@ -235,15 +250,30 @@ function describe(title, groups) {
 
 function legend(groups) {
   return make("div", { class: "legend" }, groups.map((group) => {
-    const score = scoreOf(group), going = group.runs.filter((run) => !run.ended).length, varied = differing(group.runs);
+    const score = scoreOf(group), going = group.runs.filter((run) => !run.ended).length;
     const notes = [score.n ? show(score.mean) : "", count(group.runs.length, "run"), going ? `${going} not ended` : ""];
-    const mixed = varied.length ? make("small", { title: `its runs differ in ${varied.join(", ")}` }, " ≠") : null;
     const pressed = String(state.group === groupKey(group));
     const trace = { onclick: () => change(traceOfGroup(group)), title: "trace to its runs" };
     const about = { type: "button", "data-key": groupKey(group), "aria-pressed": pressed };
     const words = make("small", {}, notes.filter(Boolean).join(", "));
-    return make("button", { ...about, ...trace }, swatch(group.label), group.label, " ", words, mixed);
+    return make("button", { ...about, ...trace }, swatch(group.label), group.label, " ", words, unlike(group));
   }));
+}
+
+// The sign of a group whose runs are not of one kind.
+function unlike({ runs }) {
+  const names = differences(runs);
+  return names.length ? make("small", { title: `its runs differ in ${names.join(", ")}` }, " ≠") : null;
+}
+
+// What to keep in mind about the curves of a chart.
+function warnings(groups) {
+  const few = groups.filter((group) => group.runs.length < 3), texts = [];
+  const share = few.length < groups.length ? ` (${few.length} of ${groups.length} curves)` : "";
+  if (few.length) texts.push(`One or two runs have no interval${share}.`);
+  const mixed = groups.filter((group) => commitsOf(group.runs).length > 1).map((group) => group.label);
+  if (mixed.length) texts.push(`Runs of several commits are in one curve: ${mixed.join(", ")}.`);
+  return texts.map((text) => make("p", { class: "warn" }, text));
 }
 
 // Charts are drawn when they come near the screen: a report may have hundreds.
@@ -251,21 +281,28 @@ const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     if (!entry.isIntersecting) continue;
     watcher.unobserve(entry.target);
-    entry.target.begin();
+    draw(entry.target);
   }
 }, { rootMargin: "400px" });
+
+// A chart that cannot be drawn says so, and leaves the others alone.
+function draw(figure) {
+  try {
+    figure.begin();
+  } catch (error) {
+    console.error(error);
+    figure.append(make("p", { class: "warn" }, `This chart could not be drawn: ${error.message}`));
+  }
+}
 
 function envFigure(env, groups) {
   const pick = (s) => change(s.run ? traceOfRun(s.run) : traceOfGroup(s.group));
   const here = chart(env, `${env} ${state.x} ${state.metric}`, envSpec(env, groups), pick);
-  const single = groups.filter((group) => group.runs.length === 1).length;
   here.holder.classList.add("placeholder");
   here.figure.begin = () => {
     here.holder.classList.remove("placeholder");
     here.draw();
-    here.figure.append(legend(groups));
-    const share = single < groups.length ? ` (${single} of ${groups.length} curves)` : "";
-    if (single) here.figure.append(make("p", { class: "warn" }, `One run has no interval${share}.`));
+    here.figure.append(legend(groups), ...warnings(groups));
   };
   return here.figure;
 }
@@ -282,7 +319,7 @@ function renderCurves(runs) {
   $("charts").replaceChildren(...figures);
   const places = figures.map((figure) => figure.getBoundingClientRect());
   figures.forEach((figure, i) => {
-    if (places[i].bottom > -100 && places[i].top < innerHeight + 100) figure.begin();
+    if (places[i].bottom > -100 && places[i].top < innerHeight + 100) draw(figure);
     else watcher.observe(figure);
   });
 }
@@ -340,6 +377,7 @@ function fill(select, options, value) {
 function renderAggregates(runs) {
   const byName = comparable(runs), suites = suitesOf(byName), place = $("aggregate-charts");
   $("suite").closest(".row").hidden = !suites.length;
+  $("budgets").hidden = true;
   if (!suites.length) {
     const text = "No two groups with ended runs in the same environments are shown.";
     place.replaceChildren(make("p", { class: "note" }, text));
@@ -352,8 +390,9 @@ function renderAggregates(runs) {
     const key = groups.map((group) => group.map((run) => run.index)).join(";");
     const scores = groups.map((group) => group.map((run) => normalised(run, run.score)));
     const middle = remembered(`iqm ${key}`, () => bootstrap(scores, iqm));
-    return { name, key, groups, scores, label: labels.get(name), iqm: middle };
+    return { name, shown: name, key, groups, scores, label: labels.get(name), iqm: middle };
   });
+  nameBudgets(entries);
   entries.sort((a, b) => b.iqm[0] - a.iqm[0]);
   const base = entries.find((entry) => entry.name === state.base) ?? entries[0];
   const brief = (envs) => envs.slice(0, 4).join(", ") + (envs.length > 4 ? ` and ${envs.length - 4} more` : "");
@@ -366,8 +405,21 @@ function renderAggregates(runs) {
   for (const one of charts) one.draw();
 }
 
-const intervalRow = ({ name, label }, inks, [point, low, high]) =>
-  ({ name, point, low, high, colour: colour(label, inks) });
+// Groups that have trained for other numbers of steps in an environment are named with these, and a warning.
+function nameBudgets(entries) {
+  const totals = ({ groups }) => groups.map(([run]) => run.total);
+  if (unique(entries.map((entry) => String(totals(entry)))).length === 1) return;
+  for (const entry of entries) {
+    const [least, most] = [Math.min, Math.max].map((end) => tick(Number(end(...totals(entry)).toPrecision(3))));
+    entry.shown += ` (${least === most ? least : `${least}–${most}`})`;
+  }
+  const names = entries.map((entry) => entry.shown).join(", ");
+  $("budgets").hidden = false;
+  $("budgets").textContent = `Not after the same number of steps: ${names}. A higher score may come from more steps alone.`;
+}
+
+const intervalRow = ({ shown, label }, inks, [point, low, high]) =>
+  ({ name: shown, point, low, high, colour: colour(label, inks) });
 
 function iqmFigure(entries, envs) {
   const sizes = unique(entries.flatMap(({ scores }) => scores.map((group) => group.length))).sort((a, b) => a - b);
@@ -383,12 +435,13 @@ function courseChart(entries, key) {
   const triplesOf = (entry) => remembered(`course ${state.smooth} ${entry.key}`, () => {
     const courses = entry.groups.map((group) => group.map(courseOf).filter(Boolean));
     if (!courses.every((group) => group.length)) return null;
-    return x.map((_, i) => bootstrap(courses.map((group) => group.map((course) => course[i])), iqm, 100));
+    const iqmAt = (i) => (groups) => iqm(groups.map((group) => group.map((course) => course[i])));
+    return bootstraps(courses, x.map((_, i) => iqmAt(i)), 300);
   });
   return chart(title, `courses ${key}`, (inks) => {
     const series = entries.filter(triplesOf).map((entry) => {
       const [y, low, high] = [0, 1, 2].map((i) => triplesOf(entry).map((triple) => triple[i]));
-      const look = { name: entry.name, colour: colour(entry.label, inks), dash: dash(entry.label) };
+      const look = { name: entry.shown, colour: colour(entry.label, inks), dash: dash(entry.label) };
       return { ...look, x, y, low, high, end: 100 };
     });
     const axis = { label: "% of the steps of training", range: [0, 100], say: (part) => `${show(part)} % of training` };
@@ -399,13 +452,12 @@ function courseChart(entries, key) {
 function profileChart(entries, key) {
   const taus = Array.from({ length: 101 }, (_, i) => (i / 100) * D.taus), title = "Performance profiles";
   const profileOf = (entry) => remembered(`profile ${entry.key}`, () =>
-    taus.map((tau) => clip(bootstrap(entry.scores, above(tau), 300))));
+    bootstraps(entry.scores, taus.map(above), 1000).map((triple) => share(triple, entry.scores.flat().length)));
   return chart(title, `profiles ${key}`, (inks) => {
     const series = entries.map((entry) => {
       const [y, low, high] = [0, 1, 2].map((i) => profileOf(entry).map((triple) => triple[i]));
-      const look = { name: entry.name, colour: colour(entry.label, inks), dash: dash(entry.label) };
-      const interval = entry.scores.some((group) => group.length > 1) ? { low, high } : {};
-      return { ...look, x: taus, y, end: D.taus, ...interval };
+      const look = { name: entry.shown, colour: colour(entry.label, inks), dash: dash(entry.label) };
+      return { ...look, x: taus, y, low, high, end: D.taus };
     });
     const x = { label: "normalised score τ", range: [0, D.taus], say: (tau) => `τ = ${show(tau)}` };
     return { title, series, x, y: { range: [-0.02, 1.02], label: "share of runs that score more than τ" } };
@@ -414,8 +466,9 @@ function profileChart(entries, key) {
 
 function improvementFigure(entries, base) {
   const title = `Probability of improvement over ${base.name}`, x = `P(a run scores more than one of ${base.name})`;
+  const trials = (entry) => sum(entry.scores.map((scores, i) => trialsOf(scores, base.scores[i])));
   const better = (entry) => remembered(`better ${entry.key}>${base.key}`, () =>
-    clip(bootstrap([...entry.scores, ...base.scores], improvement)));
+    share(bootstrap([...entry.scores, ...base.scores], improvement), trials(entry)));
   return still(title, (inks, whole) => {
     const rows = entries.filter((entry) => entry !== base).map((entry) => intervalRow(entry, inks, better(entry)));
     return intervalPlot({ title, x, rows, range: [0, 1], line: 0.5 }, inks, whole);
@@ -455,7 +508,7 @@ const groupLink = (group) => linkTo(traceOfGroup(group), group.label);
 const statusOf = (run) => (run.ended ? "ended" : `at ${tick(run.last)} of ${tick(run.total)}`);
 
 function intervalText({ n, low, high }) {
-  return known(low) ? `[${show(low)}, ${show(high)}]` : n === 1 ? "one run" : "–";
+  return known(low) ? `[${show(low)}, ${show(high)}]` : ["–", "one run", "two runs"][n] ?? "–";
 }
 
 function referenceText(reference) {
@@ -483,7 +536,7 @@ function renderScores(runs) {
   const signed = (value) => (known(value) ? `${value < 0 ? "−" : "+"}${show(Math.abs(value))}` : "–");
   table($("score-table"), [
     ["Environment", (row) => row.group.env, (row) => row.group.env],
-    ["Group", (row) => row.group.label, (row) => groupLink(row.group)],
+    ["Group", (row) => row.group.label, (row) => [groupLink(row.group), unlike(row.group)]],
     ["Score", (row) => row.mean, (row) => show(row.mean), true],
     ["95 % interval", (row) => row.low, intervalText, true],
     ["Runs", (row) => row.n, (row) => `${row.n}${row.going ? ` (+${row.going} without a score)` : ""}`, true],
@@ -493,24 +546,22 @@ function renderScores(runs) {
   ], rows, { rowClass: (row) => (isBest(row) ? "best" : "") });
 }
 
-// The table of scores as lines of cells, for Markdown and CSV.
-function scoreCells() {
-  const head = ["Environment", "Group", "Score", "95 % interval", "Runs", "Steps", "Published"];
-  return [head, ...scoreRows(shownRuns()).map((row) => {
-    const { env, label } = row.group;
-    return [env, label, show(row.mean), intervalText(row), row.n, row.total, referenceText(row.reference)];
-  })];
-}
-
 function copyMarkdown() {
-  const [head, ...rows] = scoreCells();
+  const head = ["Environment", "Group", "Score", "95 % interval", "Runs", "Steps", "Published"];
+  const rows = scoreRows(shownRuns()).map((row) => {
+    const { group: { env, label }, n, total, reference } = row;
+    return [env, label, show(row.mean), intervalText(row), n, total, referenceText(reference)];
+  });
   const line = (cells) => `| ${cells.map((cell) => String(cell).replaceAll("|", "\\|")).join(" | ")} |`;
   copy([line(head), line(head.map(() => "---")), ...rows.map(line)].join("\n"), $("copy-md"));
 }
 
 function saveCsv() {
-  const quote = (cell) => (/[",\n]/.test(cell) ? `"${String(cell).replaceAll('"', '""')}"` : cell);
-  const lines = scoreCells().map((cells) => cells.map(quote).join(","));
+  const head = ["env_id", "group", "steps", "runs", "score", "low", "high", "reference", "reference_std"];
+  const rows = scoreRows(shownRuns()).map(({ group: { env, label }, total, n, mean, low, high, reference }) =>
+    [env, label, total, n, mean, low, high, ...(reference ?? [null, null])]);
+  const quote = (cell) => (/[",\n]/.test(cell) ? `"${String(cell).replaceAll('"', '""')}"` : known(cell) ? cell : "");
+  const lines = [head, ...rows].map((cells) => cells.map(quote).join(","));
   download("scores-shown.csv", new Blob([`${lines.join("\n")}\n`], { type: "text/csv" }));
 }
 
@@ -652,7 +703,7 @@ function traceGroup(group) {
   ], group.runs);
   const interval = known(score.low) ? ` ${intervalText(score)}` : "";
   const why = `First those in which runs of ${group.runs[0].algo} in this environment differ.`;
-  const alone = group.runs.length === 1 ? " One run says nothing of the spread: there is no interval." : "";
+  const alone = group.runs.length < 3 ? " One or two runs say too little of the spread: there is no interval." : "";
   return [
     make("p", {}, `${group.env}: score ${show(score.mean)}${interval} over ${count(score.n, "ended run")}.${alone}`),
     traceChart(`${group.env}, ${group.label}`, group), filmed ? videoPart(filmed) : null,
@@ -663,7 +714,7 @@ function traceGroup(group) {
 }
 
 let opener = null;  // what had the focus before the panel opened
-function renderTrace() {
+function renderTrace(another) {
   const panel = $("trace"), wasOpen = !panel.hidden, run = runById.get(state.run);
   const groups = () => [...groupsOf(shownRuns()), ...groupsOf(D.runs)];
   const group = state.group ? groups().find((candidate) => groupKey(candidate) === state.group) : null;
@@ -681,6 +732,7 @@ function renderTrace() {
   const close = button("✕", "close", () => change(TRACE_NOTHING));
   panel.replaceChildren(make("div", { class: "head" }, title, close), ...parts.map((part) => part.figure ?? part));
   for (const part of parts) part.draw?.();
+  if (!another) return;
   panel.scrollTop = 0;
   if (!wasOpen) opener = document.activeElement;
   panel.focus({ preventScroll: true });
@@ -701,7 +753,7 @@ function renderControls(runs) {
   choices("env", "Environments", ENVS);
   choices("algo", "Algorithms", ALGOS);
   for (const id of ["commit", "by", "metric", "x", "sort", "smooth"]) $(id).value = state[id];
-  if (document.activeElement !== $("q")) $("q").value = state.q;
+  if ($("q").value !== state.q) $("q").value = state.q;
   for (const id of ["seeds", "refs"]) $(id).checked = state[id];
   const missing = runs.filter((run) => !run.curves[state.metric]?.[state.x]).length;
   const share = runs.length === D.runs.length ? "All" : `${runs.length.toLocaleString("en")} of`;
@@ -726,7 +778,7 @@ function render() {
     renderScores(runs);
     renderRuns(runs);
   }
-  if (before.view !== view || before.trace !== trace) renderTrace();
+  if (before.view !== view || before.trace !== trace) renderTrace(before.trace !== trace);
   for (const item of document.querySelectorAll("[data-key]")) item.ariaPressed = String(item.dataset.key === group);
   before = { view, trace, by: state.by };
 }
@@ -748,8 +800,9 @@ function listenToControls() {
     sliding = setTimeout(() => change({ smooth: Number(event.target.value) }), 120);
   });
   $("clear").addEventListener("click", () => {
-    $("q").value = "";
     state = { ...FRESH, run: state.run, group: state.group, video: state.video };
+    zooms.clear();
+    before = {};
     change({});
   });
   $("controls").addEventListener("submit", (event) => event.preventDefault());
@@ -759,6 +812,10 @@ function listenToControls() {
 }
 
 function listenToPage() {
+  document.querySelector(".skip").addEventListener("click", (event) => {  // the address holds the view
+    event.preventDefault();
+    $("curves").focus();
+  });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !$("trace").hidden) change(TRACE_NOTHING);
   });
@@ -775,9 +832,8 @@ function listenToPage() {
 }
 
 function begin() {
-  const commits = unique(D.runs.map((run) => run.commit)).filter(Boolean).sort();
-  fill($("commit"), [["", "all"], ...commits.map((commit) => [commit, shortCommit(commit)])], "");
-  fill($("by"), ["algorithm", "commit", ...VARIED].map((name) => [name, name]), "algorithm");
+  fill($("commit"), CHOICES.commit.map((commit) => [commit, shortCommit(commit) || "all"]), "");
+  fill($("by"), CHOICES.by.map((name) => [name, name]), D.by);
   fill($("metric"), D.metrics.map((tag) => [tag, metricName(tag)]), D.metrics[0]);
   $("summary").textContent = D.summary;
   $("options").open = innerWidth > 760;  // on a small screen the curves come first

@@ -50,9 +50,8 @@ function duration(seconds) {
 function ticks(low, high, n) {
   const rough = (high - low) / n, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((digit) => digit * power).find((candidate) => candidate >= rough);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
-  return found;
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: Math.min(last - first + 1, 3 * n) || 0 }, (_, i) => (first + i) * step + 0);  // no -0
 }
 
 function download(name, blob) {
@@ -78,11 +77,15 @@ const theme = () => INKS[dark() ? "dark" : "light"];
 
 // ---------------------------------------------------------------------------------------------------- curves as SVG
 // A plot is made from {title, x, y, series, lines}: a series is {name, colour, dash, faint, x, y, low, high, end,
-// markers}, with null where there is nothing; lines are level, {y, colour}.
+// markers}, with null where there is nothing; lines are level, {y, colour, name}.
 
 const WIDTH = 480, HEIGHT = 290, MARGIN = { left: 54, right: 20, top: 22, bottom: 38 };
 const FONT = "system-ui, 'DejaVu Sans', sans-serif";
 let plots = 0;
+
+// Whether two values are the same but for rounding, and how far apart to draw them: then not at 0.
+const same = (low, high) => !(high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)));
+const apart = (low, high) => (same(low, high) ? Math.abs(high) || 1 : high - low);
 
 // The range of y that shows all means of the visible part, and of the intervals what lies near them.
 function yRange(series, [from, to], lines) {
@@ -93,11 +96,11 @@ function yRange(series, [from, to], lines) {
   for (const s of series) each(s, s.y, include);
   for (const line of lines) include(line.y);
   if (low === Infinity) return [0, 1];
-  const reach = 0.3 * (high - low || Math.abs(high) || 1), [least, most] = [low - reach, high + reach];
+  const reach = 0.3 * apart(low, high), [least, most] = [low - reach, high + reach];
   for (const s of series) {
     for (const side of [s.low, s.high]) each(s, side, (value) => include(Math.min(most, Math.max(least, value))));
   }
-  const pad = 0.04 * (high - low || Math.abs(high) || 1);
+  const pad = 0.04 * apart(low, high);
   return [low - pad, high + pad];
 }
 
@@ -166,6 +169,19 @@ function triangle(marker, x, y, s, inks) {
   return shape;
 }
 
+// The names of level lines above them; of those that would lie on each other, the first and how many more.
+function lineLabels(lines, ys, x, inks) {
+  const labels = [];
+  for (const { y, colour, name } of lines) {
+    const near = labels.find((label) => Math.abs(label.y - ys.to(y)) < 12);
+    if (near) near.more += 1;
+    else labels.push({ y: ys.to(y), colour, name, more: 0 });
+  }
+  const look = { "font-size": 11, stroke: inks.back, "stroke-width": 3, "paint-order": "stroke" };
+  return labels.map(({ y, colour, name, more }) =>
+    make("text", { x, y: y - 4, fill: colour, ...look }, `published: ${name}${more ? ` and ${more} more` : ""}`));
+}
+
 // Everything inside the axes. Many bands hide each other: then they are pale, and one is seen under the pointer.
 function inside(spec, xs, ys, box, inks, shade) {
   const parts = [];
@@ -184,6 +200,7 @@ function inside(spec, xs, ys, box, inks, shade) {
     const look = { stroke: s.colour, "stroke-dasharray": s.dash, ...strength, ...dot };
     parts.push(make("path", { class: "curve", "data-series": i, d: linePath(s, xs.to, ys.to), ...look }));
   });
+  parts.push(...lineLabels(spec.lines ?? [], ys, box.left + 4, inks));
   for (const s of spec.series) {
     for (const marker of s.markers ?? []) parts.push(triangle(marker, xs.to(marker.x), ys.to(marker.y), s, inks));
   }
@@ -203,7 +220,7 @@ function plot(spec, zoom, inks, whole = false, width = WIDTH) {
   const about = { role: "img", "aria-label": spec.describe ?? spec.title, "font-family": FONT };
   const svg = make(
     "svg", { viewBox: `0 ${-top} ${width} ${HEIGHT + top + below}`, ...about, "data-x": xs.range.join(" ") },
-    make("clipPath", { id }, make("rect", area)), axes(box, xs, ys, spec, inks),
+    make("clipPath", { id }, make("rect", area)), spec.series.length ? axes(box, xs, ys, spec, inks) : [],
     make("g", data, inside(spec, xs, ys, box, inks, shade)),
   );
   if (whole) svg.append(heading(spec.title, inks), ...fileLegend(named, inks, width));
@@ -216,10 +233,11 @@ function plot(spec, zoom, inks, whole = false, width = WIDTH) {
 
 // Points with their intervals as an SVG element: {title, rows: [{name, colour, point, low, high}], range, line, x}.
 function intervalPlot(spec, inks, whole = false) {
-  const row = 22, left = 170, right = WIDTH - 60, bottom = 12 + row * spec.rows.length, top = whole ? 30 : 0;
+  const row = 22, longest = Math.max(...spec.rows.map((r) => r.name.length));
+  const left = Math.min(240, Math.max(90, 16 + 6.6 * longest)), right = WIDTH - 60, bottom = 12 + row * spec.rows.length, top = whole ? 30 : 0;
   const values = spec.rows.flatMap((r) => [r.point, r.low, r.high]).filter(known);
   let [low, high] = spec.range ?? [Math.min(...values), Math.max(...values)];
-  if (!(high > low)) [low, high] = [low - 0.5, low + 0.5];
+  if (same(low, high)) [low, high] = [low - 0.5, low + 0.5];
   const x = scale([low, high], [left, right]).to, text = { fill: inks.soft, "font-size": 12 };
   const words = `${spec.title}: ${spec.rows.map((r) => `${r.name} ${show(r.point)}`).join(", ")}`;
   const about = { role: "img", "aria-label": words, "font-family": FONT };
@@ -233,7 +251,7 @@ function intervalPlot(spec, inks, whole = false) {
     svg.append(make("line", { x1: x(spec.line), x2: x(spec.line), y1: 4, y2: bottom, ...look }));
   }
   spec.rows.forEach((r, i) => {
-    const y = 12 + row * (i + 0.5), name = r.name.length > 25 ? `${r.name.slice(0, 24)}…` : r.name;
+    const y = 12 + row * (i + 0.5), name = r.name.length > 34 ? `${r.name.slice(0, 33)}…` : r.name;
     const place = { x: left - 10, y: y + 4, "text-anchor": "end", fill: inks.ink, "font-size": 12 };
     const look = { stroke: r.colour, "stroke-width": 7, "stroke-opacity": 0.4 };
     svg.append(make("text", place, name, make("title", {}, r.name)));
@@ -241,7 +259,7 @@ function intervalPlot(spec, inks, whole = false) {
     svg.append(make("circle", { cx: x(r.point), cy: y, r: 4.5, fill: r.colour }));
     svg.append(make("text", { ...text, x: right + 8, y: y + 4 }, show(r.point)));
   });
-  svg.append(make("text", { ...text, x: (left + right) / 2, y: bottom + 33, "text-anchor": "middle" }, spec.x));
+  svg.append(make("text", { ...text, x: WIDTH / 2, y: bottom + 33, "text-anchor": "middle" }, spec.x));
   if (whole) svg.append(heading(spec.title, inks));
   return { svg };
 }

@@ -27,33 +27,55 @@ function generator(seed) {
   };
 }
 
-function quantile(sorted, q) {
-  const at = q * (sorted.length - 1), low = Math.floor(at);
-  return sorted[low] + (at - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]);
-}
-
 // The 97.5 % quantile of Student's t: a table up to 10 degrees of freedom, then the expansion around the normal one.
 const T = [NaN, 12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.306, 2.2622, 2.2281];
 const Z = 1.959964;
 const tQuantile = (df) =>
   T[df] ?? Z + (Z ** 3 + Z) / (4 * df) + (5 * Z ** 5 + 16 * Z ** 3 + 3 * Z) / (96 * df ** 2);
 
-// What a plain bootstrap interval over groups of so many seeds is too short by.
+// What a plain bootstrap interval over groups of so many seeds is too short by. Two seeds say too little: no interval.
 function widening(sizes) {
-  const several = sizes.filter((size) => size > 1);
-  if (!several.length) return NaN;
-  const n = mean(several);
-  return (Math.sqrt(n / (n - 1)) * tQuantile(sum(several) - several.length)) / Z;
+  const several = sizes.filter((size) => size > 1), freedom = sum(several) - several.length, n = mean(several);
+  return freedom < 2 ? NaN : (Math.sqrt(n / (n - 1)) * tQuantile(freedom)) / Z;
 }
 
-// [point, low, high] of a statistic of groups of scores; seeds are drawn anew within each group.
-function bootstrap(groups, statistic, reps = 1000) {
-  const random = generator(1), point = statistic(groups), factor = widening(groups.map((group) => group.length));
-  const draw = (group) => group.map(() => group[Math.floor(random() * group.length)]);
-  const samples = Array.from({ length: reps }, () => statistic(groups.map(draw))).sort((a, b) => a - b);
-  const [low, high] = [0.025, 0.975].map((q) => point + (quantile(samples, q) - point) * factor);
-  return [point, low, high];
+// The 2.5 and 97.5 % percentiles of samples; without weights, each counts the same.
+function percentiles(samples, weights) {
+  const sorted = weights ? null : Float64Array.from(samples).sort();
+  const order = weights && samples.map((_, i) => i).sort((a, b) => samples[a] - samples[b]);
+  return [0.025, 0.975].map((q) => {
+    if (!weights) return sorted[Math.max(0, Math.ceil(q * sorted.length - 1e-9) - 1)];
+    const mass = sum(weights);
+    let seen = 0;
+    return samples[order.find((i) => (seen += weights[i]) >= q * mass - 1e-12) ?? order[order.length - 1]];
+  });
 }
+
+const seedOf = (text) => [...text].reduce((seed, letter) => (Math.imul(seed, 31) + letter.charCodeAt(0)) | 0, 1);
+
+// Seeds drawn anew within each group: every draw that there is if they are few, with their weights, or some at random.
+function resample(groups, reps) {
+  const [first] = groups, n = first.length;
+  if (groups.length === 1 && n <= 6) {
+    const { counts, weights } = draws(n);
+    const pick = (draw) => first.flatMap((value, i) => Array(counts[draw * n + i]).fill(value));
+    return { drawn: weights.map((_, draw) => [pick(draw)]), weights };
+  }
+  const random = generator(seedOf(JSON.stringify(groups)));
+  const draw = (group) => group.map(() => group[Math.floor(random() * group.length)]);
+  return { drawn: Array.from({ length: reps }, () => groups.map(draw)), weights: null };
+}
+
+// [point, low, high] of each of several statistics of groups of scores, from the same draws.
+function bootstraps(groups, statistics, reps = 2000) {
+  const { drawn, weights } = resample(groups, reps), factor = widening(groups.map((group) => group.length));
+  return statistics.map((statistic) => {
+    const point = statistic(groups), [low, high] = percentiles(drawn.map(statistic), weights);
+    return [point, point + (low - point) * factor, point + (high - point) * factor];
+  });
+}
+
+const bootstrap = (groups, statistic, reps) => bootstraps(groups, [statistic], reps)[0];
 
 // The interquartile mean: without the lowest and the highest quarter of all scores.
 function iqm(groups) {
@@ -72,12 +94,20 @@ function improvement(groups) {
   return mean(groups.slice(0, half).map((x, i) => wins(x, groups[half + i])));
 }
 
-// An interval of a probability does not go beyond 0 and 1.
-const clip = ([point, low, high]) => [point, Math.max(0, low), Math.min(1, high)];
+// The interval of a share: within 0 and 1, and at least as wide as Wilson's of so many trials, as a bootstrap of runs
+// that have all won knows no loss.
+function share([point, low, high], trials) {
+  const z = Z ** 2 / trials, centre = (point + z / 2) / (1 + z);
+  const margin = Math.sqrt(z * (point * (1 - point) + z / 4)) / (1 + z);
+  return [point, Math.max(0, Math.min(low, centre - margin)), Math.min(1, Math.max(high, centre + margin))];
+}
+
+// As many trials tell as much as the pairs of some runs of x and y, by the variance of Mann and Whitney's U.
+const trialsOf = (x, y) => (3 * x.length * y.length) / (x.length + y.length + 1);
 
 // How often each of n seeds is drawn, [counts of one draw after the other], and the probability of each draw: every one
 // that there is up to 6 seeds, some of equal weight beyond.
-const draws = (n) => remembered(`draws ${n}`, () => (n > 6 ? someDraws(n, 500) : allDraws(n)));
+const draws = (n) => remembered(`draws ${n}`, () => (n > 6 ? someDraws(n, 1000) : allDraws(n)));
 
 function someDraws(n, reps) {
   const random = generator(n), counts = new Float64Array(reps * n);
@@ -115,24 +145,16 @@ function resampledMeans(values, centre) {
     }
     if (!hits) continue;
     samples.push(total / hits);
-    kept.push(weights?.[draw] ?? 1);
+    if (weights) kept.push(weights[draw]);
   }
-  return [samples, kept, Boolean(weights)];
+  return [samples, weights && kept];
 }
 
 // The interval of the mean at one point of several runs' curves, null where a run has no value: [low, high].
 function meanInterval(values) {
   const present = values.filter(known), centre = mean(present), factor = widening([present.length]);
-  if (present.length < 2) return [null, null];
-  const [samples, weights, weighted] = resampledMeans(values, centre), mass = sum(weights);
-  const byIndex = () => samples.map((_, i) => i).sort((a, b) => samples[a] - samples[b]);
-  const sorted = weighted ? byIndex() : Float64Array.from(samples).sort();
-  return [0.025, 0.975].map((q) => {
-    if (!weighted) return centre + sorted[Math.max(0, Math.ceil(q * mass - 1e-9) - 1)] * factor;
-    let seen = 0;
-    const found = sorted.find((i) => (seen += weights[i]) >= q * mass - 1e-12) ?? sorted[sorted.length - 1];
-    return centre + samples[found] * factor;
-  });
+  if (Number.isNaN(factor)) return [null, null];
+  return percentiles(...resampledMeans(values, centre)).map((apart) => centre + apart * factor);
 }
 
 // ------------------------------------------------------------------------------------------------------------ curves
@@ -177,7 +199,7 @@ function groupCurve(runs, view) {
   const counts = columns.map((column) => column.filter(known).length);
   const drawn = (value, i) => (2 * counts[i] > own.length ? value : null);
   const y = columns.map((column) => mean(column.filter(known))).map(drawn);
-  if (own.length < 2) return { end, x, y, low: [], high: [], counts, of: 1 };
+  if (own.length < 3) return { end, x, y, low: [], high: [], counts, of: own.length };
   const key = `band ${view.metric} ${view.x} ${view.smooth} ${runs.map((run) => run.index)}`;
   const [low, high] = remembered(key, () => {
     const pairs = columns.map(meanInterval);
