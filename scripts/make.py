@@ -95,6 +95,15 @@ def install_podman():
     apt([name for name in ("podman", "runc", "mmdebstrap") if not shutil.which(name, path=path)], "podman")
 
 
+def install_checkov():
+    """Policies for cloud/, with a hundred packages of its own: in an environment of its own."""
+    folder = VENV / "checkov"
+    if not (folder / "done").exists():
+        call(sys.executable, "-m", "venv", "--clear", str(folder))
+        call(str(folder / BIN.name / "python"), "-m", "pip", "install", "--quiet", "checkov>=3.2,<4")
+        (folder / "done").touch()
+
+
 def train(arguments):
     install(set())
     python("cleanrl/ppo.py", "--env-id", "CartPole-v1", *arguments, "--save-model")
@@ -106,6 +115,7 @@ def test(arguments):
     install_gl()
     install_godot()
     install_browser()
+    install_checkov()
     install_podman()
     if "test_engines.py" not in " ".join(arguments) or "--ignore" not in " ".join(arguments):
         install_slurm()
