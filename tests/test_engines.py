@@ -471,11 +471,9 @@ def test_no_ray_at_the_address(tmp_path):
 # AWS Batch
 
 
-@pytest.fixture(scope="module")
-def batch(request):
-    """moto's AWS Batch: a client, the variables that lead there, and a function that changes how jobs fare."""
+def start_moto(request):
+    """An empty AWS by moto until the fixture ends: its address, the patch, and a function that says how jobs fare."""
     require("boto3", "moto", "flask", "docker")
-    import boto3
     from moto.server import ThreadedMotoServer
 
     patch = pytest.MonkeyPatch()
@@ -496,6 +494,16 @@ def batch(request):
         post("config", {"batch": {"use_docker": fate != "succeed"}})  # of which there is none
         how = {"progression": "manual", "times": 10**6} if fate == "stay" else {"progression": "immediate"}
         post("state-manager/set-transition", {"model_name": "batch::job", "transition": how})
+
+    post("reset", {})  # servers of one process share what is in them
+    return url, patch, jobs
+
+
+@pytest.fixture(scope="module")
+def batch(request):
+    """moto's AWS Batch: a client, the variables that lead there, and a function that changes how jobs fare."""
+    url, _, jobs = start_moto(request)
+    import boto3
 
     keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
     iam, client = (boto3.client(name, endpoint_url=url, **keys) for name in ("iam", "batch"))

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.request
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, posix, raw_scalars, require, steps
-from test_engines import TINY, wait_for
+from test_engines import TINY, start_moto, wait_for
 
 from cleanrl_utils import cells, cloud_cost, s3_cells, submit_exp
 
@@ -34,32 +33,13 @@ PLACE = "--bucket", BUCKET, "--queue", "spot", "--definition", "cleanrl-cpu"
 @pytest.fixture(scope="module")
 def aws(request):
     """moto with a bucket, a queue and a definition: clients, the variables that lead there, and what jobs do."""
-    require("boto3", "moto", "flask", "docker")
+    url, patch, jobs = start_moto(request)
     import boto3
-    from moto.server import ThreadedMotoServer
 
-    patch = pytest.MonkeyPatch()
-    request.addfinalizer(patch.undo)
-    patch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    request.addfinalizer(server.stop)
-    url = "http://{}:{}".format(*server.get_host_and_port())
     variables = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET}
     variables |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}
     for name, value in variables.items():
         patch.setenv(name, value)
-
-    def post(path, body):
-        headers = {"Content-Type": "application/json"}
-        asked = urllib.request.Request(f"{url}/moto-api/{path}", json.dumps(body).encode(), headers)
-        urllib.request.urlopen(asked, timeout=30).close()
-
-    def jobs(fate):
-        """What becomes of jobs: they "stay" in the queue, or "fail"."""
-        post("config", {"batch": {"use_docker": True}})  # of which there is none
-        how = {"progression": "manual", "times": 10**6} if fate == "stay" else {"progression": "immediate"}
-        post("state-manager/set-transition", {"model_name": "batch::job", "transition": how})
 
     s3, batch, iam = (boto3.client(name) for name in ("s3", "batch", "iam"))
     s3.create_bucket(Bucket=BUCKET)
