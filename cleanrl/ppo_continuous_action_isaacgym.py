@@ -628,8 +628,8 @@ if __name__ == "__main__":
 
         # Log: the one transfer to the host
         means = losses / ((epoch + 1) * args.num_minibatches)
-        used = torch.stack([optimizer.param_groups[0]["lr"], weights.detach().sum()])
-        numbers = torch.cat([means, statistics, used]).tolist()
+        lr = optimizer.param_groups[0]["lr"]  # a state that was loaded has brought its own
+        numbers = torch.cat([means, statistics, torch.stack([lr, weights.detach().sum()])]).tolist()
         *means, explained_variance, episodes, returns, lengths, learning_rate, weight_sum = numbers
         if not np.isfinite([*means, weight_sum]).all():
             sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
