@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import test_engines as engines
+from tools import test_engines as engines
 
 DEFAULTS = r"(?m)^(SchedulerParameters|MaxArraySize)=.*\n|,cred_expire=5"  # what the tests set otherwise
 

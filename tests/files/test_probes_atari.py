@@ -1,0 +1,61 @@
+"""The files for Atari games solve the two games of probe_atari.py: choice, discounting, termination and truncation."""
+
+import numpy as np
+import pytest
+
+from helpers.files import defines, each, family, require_for, script
+from helpers.processes import inspect_run
+
+GAMMA, ALPHA = 0.5, 0.2
+DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4"
+FLAGS = {
+    "ppo": "--num-envs 8 --num-steps 16 --total-timesteps 6400 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss",
+    "dqn": f"{DQN} --learning-rate 0.0005 --total-timesteps 2000 --end-e 0.2",
+    "c51": f"{DQN} --learning-rate 0.0005 --total-timesteps 2000 --end-e 0.2 --v-min -4 --v-max 4",
+    "rainbow": f"{DQN} --learning-rate 0.0005 --total-timesteps 2000 --v-min -4 --v-max 4",
+    "sac": f"{DQN.replace('train', 'update')} --policy-lr 0.0001 --q-lr 0.0005 --total-timesteps 800 --batch-size 16"
+    f" --no-autotune --alpha {ALPHA}",
+}
+BEFORE = "import ale_py.vector_env, probe_atari\nale_py.vector_env.AtariVectorEnv = probe_atari.AtariVectorEnv\n"
+LOOK = """
+import probe_atari
+
+observations = np.concatenate((probe_atari.SIDES, probe_atari.CHOICE, probe_atari.CONSTANT))
+if "learner" in globals():
+    q = q_network.apply(learner["params"], observations)
+    q = np.asarray(nn.softmax(q) @ support if q.ndim == 3 else q)
+else:
+    with torch.no_grad():
+        x = torch.from_numpy(observations)
+        if "agent" in globals():
+            if "qf" in globals():
+                values, logits = soft_value(actor(x), qf(x).amin(0), args.alpha).numpy(), actor(x).numpy()
+            elif hasattr(agent, "hidden_gates"):  # three games of two steps, one frame at a time
+                x = x[[0, 1, 4, 2, 3, 4], -1:].unflatten(0, (2, 3))
+                hidden, _ = agent(x, torch.zeros((2, 3, 128)), torch.zeros((2, 3)))
+                hidden = hidden.flatten(0, 1)[[0, 1, 3, 4, 2]]
+                values, logits = agent.critic(hidden).squeeze(1).numpy(), agent.actor(hidden).numpy()
+            else:
+                values, logits = agent.get_value(x).numpy(), agent.actor(agent.network(x / 255)).numpy()
+        else:
+            q = torch.stack([q_network(x) for _ in range(30)]).mean(0)  # noisy networks answer differently each time
+            q = (q.softmax(2) @ support if q.ndim == 3 else q).numpy()
+if "agent" not in globals():
+    values, logits = q.max(1), q
+result |= {"values": values, "actions": logits.argmax(1)[2:4]}
+"""
+
+
+@each(lambda name: defines(name, "import AtariVectorEnv") and family(name) in FLAGS)
+def test_solves_the_games(name, tmp_path):
+    require_for(name)
+    flags = FLAGS[family(name)].replace("--num-envs", "--local-num-envs" if "multigpu" in name else "--num-envs")
+    argv = [*flags.split(), "--gamma", GAMMA, "--checkpoint-freq", 10**9]
+    result = inspect_run(script(name), *argv, cwd=tmp_path, before=BEFORE, after=LOOK)
+    assert result["actions"].tolist() == [0, 1]
+    expected, tolerance = [GAMMA, GAMMA, 1, 1, 1 / (1 - GAMMA)], 0.2
+    if family(name) == "sac":  # the entropy of both actions has its price: where they are equal, where one is worth 1
+        equal, choice = ALPHA * np.log(2), ALPHA * np.log(np.exp(1 / ALPHA) + 1)
+        expected = [equal + GAMMA * choice, equal + GAMMA * choice, choice, choice, (1 + equal) / (1 - GAMMA)]
+        tolerance = 0.05
+    assert np.asarray(result["values"]) == pytest.approx(expected, abs=tolerance)

@@ -1,0 +1,185 @@
+"""python -m cleanrl_utils.evaluate plays the saved model of a run folder, whichever file made it.
+
+test_smoke plays the policy of every file in both modes.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from helpers.files import FILES, ROOT, load, require, require_for, script, smoke
+from helpers.processes import environment, run, run_dir
+from helpers.scalars import raw_scalars
+
+# for each backend; with memory; with a game that has lives; whose policy is deterministic
+PLAYED = ["ppo", "ppo_continuous_action_lstm", "ppo_atari_envpool", "sac_continuous_action_jax", "ppo_trxl", "ppo_jax"]
+FILMED = ["ppo", "ppo_atari_envpool", "ppo_jax"]  # by the environments; by a function of the file, of two signatures
+
+
+def play(*argv, cwd, code=0):
+    env = environment(PYTHONPATH=str(ROOT))
+    command = [sys.executable, "-m", "cleanrl_utils.evaluate", *map(str, argv)]
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Unable to save last video" not in done.stderr, "the filming environments were not closed"
+    return done.stdout if code == 0 else done.stderr
+
+
+def check_film(path):
+    from moviepy import VideoFileClip
+
+    with VideoFileClip(str(path)) as clip:
+        assert clip.n_frames >= 5 and clip.get_frame(0).std() > 0
+
+
+@pytest.mark.parametrize("name", [name for name in PLAYED if name in FILES])
+def test_plays(name, tmp_path):
+    require_for(name)
+    run(script(name), *smoke(name), "--save-model", cwd=tmp_path)
+    folder = run_dir(tmp_path).relative_to(tmp_path)
+    first = play(folder, cwd=tmp_path)
+    returns = [float(value) for value in re.findall(r"episode \d+: return (.+)", first)]
+    assert len(returns) == 10 and f"Mean return of 10 episodes: {np.mean(returns):.1f}"[:-2] in first
+    again = play(folder, *["--capture-video"] * (name in FILMED), cwd=tmp_path)
+    assert again.endswith(first), "the same seed, another result"
+    if name in FILMED:
+        require("moviepy")
+        film = folder / f"videos/eval-{1 + 2**30}.mp4"
+        assert again == f"Film: {film}\n{first}" and os.listdir(tmp_path / folder / "videos") == [film.name]
+        check_film(tmp_path / film)
+    else:
+        assert again == first and not (tmp_path / folder / "videos").exists()
+    if name == "ppo_jax":  # whose shapes are compared when it acts
+        args = json.loads((tmp_path / folder / "args.json").read_text())
+        (tmp_path / folder / "args.json").write_text(json.dumps(args | {"env_id": "Acrobot-v1"}))
+        assert "the model does not fit the script" in play(folder, cwd=tmp_path, code=2).splitlines()[-1]
+    if name == "sac_continuous_action_jax":
+        logged = [value for tag, _, value in raw_scalars(run_dir(tmp_path)) if tag == "eval/episodic_return"]
+        assert returns == pytest.approx(logged, abs=0.01), "not the policy that the file evaluated"
+
+
+def test_modes_and_wrong_usage(tmp_path, monkeypatch, capsys):
+    assert "no-such-run is not a run with a model" in play("no-such-run", cwd=tmp_path, code=2)
+    run(script("ppo"), *smoke("ppo", seed=3), "--save-model", cwd=tmp_path)
+    folder, played = run_dir(tmp_path), {}
+    for mode in [], ["--stochastic"], ["--deterministic"], ["--deterministic", "--seed", 4]:
+        play(folder, *mode, "--episodes", 3, "--output", "result.json", cwd=tmp_path)
+        played[tuple(mode)] = result = json.loads((tmp_path / "result.json").read_text())
+        assert len(result["returns"]) == 3 and result["mean"] == pytest.approx(np.mean(result["returns"]))
+        assert result["seed"] == (4 if "--seed" in mode else 3 + 2**30)
+    usual, stochastic, deterministic, other = (result["returns"] for result in played.values())
+    assert usual == stochastic != deterministic != other, "ppo.py evaluates with draws"
+
+    assert "not allowed with" in play(folder, "--deterministic", "--stochastic", cwd=tmp_path, code=2)
+    assert "--episodes" in play(folder, "--episodes", 0, cwd=tmp_path, code=2)
+    assert "Exit codes: 0" in play("--help", cwd=tmp_path)
+    text = (folder / "ppo.py").read_text()
+    (folder / "ppo.py").write_text(text.replace("device, deterministic=False):", "device):\n    deterministic = False"))
+    play(folder, "--episodes", 1, cwd=tmp_path)
+    assert "has one mode only" in play(folder, "--deterministic", cwd=tmp_path, code=2), "of an older version"
+    (folder / "ppo.py").write_text(text)
+    check_wrong_usage(folder, tmp_path, monkeypatch, capsys)
+
+
+def check_wrong_usage(folder, tmp_path, monkeypatch, capsys):
+    """One line and exit code 2 before anything is played; from Python an error that a loop over runs can catch."""
+    from safetensors.numpy import load_file, save_file
+
+    from cleanrl_utils.evaluate import evaluate_run, main
+
+    def wrong(words, *argv, python=True):
+        monkeypatch.setattr(sys, "argv", ["evaluate", str(folder), *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        assert end.value.code == 2 and captured.out == "", captured
+        assert words in captured.err and captured.err.count("\n") == 1, captured.err
+        if python:
+            with pytest.raises(ValueError, match=re.escape(words)):
+                evaluate_run(folder)
+
+    assert len(evaluate_run(folder, seed=5, episodes=2)) == 2 and capsys.readouterr().err == ""
+    for seed in 2, 3, 4:
+        evaluate_run(folder, seed=seed, episodes=2)
+        assert re.fullmatch(r"evaluate: seed \d: not held out, .* seeds 3 to 4\n", capsys.readouterr().err)
+    (tmp_path / "file").touch()
+    for path in tmp_path, tmp_path / "no/result.json", tmp_path / ("long" * 99):
+        wrong(f"--output {path}: ", "--output", path, python=False)
+    wrong("--capture-video", "--video-folder", tmp_path / "file", python=False)
+
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-9])
+    wrong("the model does not fit the script: SafetensorError", "--output", tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()
+    (folder / "model.safetensors").write_bytes(weights)
+    save_file({f"other.{name}": x for name, x in load_file(folder / "model.safetensors").items()}, folder / "other")
+    os.replace(folder / "other", folder / "model.safetensors")
+    wrong("the model does not fit the script: RuntimeError")
+    (folder / "model.safetensors").unlink()
+    wrong("model.safetensors is missing: train with --save-model")
+    (folder / "model.safetensors").write_bytes(weights)
+    for broken in "{", "{}", "[1]", '{"env_id": "CartPole-v1", "seed": null}':
+        (folder / "args.json").write_text(broken)
+        wrong("args.json does not hold the flags of a run")
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_the_call_of_the_release_post(name, tmp_path, monkeypatch):
+    """Episodes one after the other in one environment, with held-out seeds; nothing but safetensors is loaded."""
+    import torch
+
+    require("moviepy")
+    from cleanrl_utils.evaluate import evaluate
+
+    module = load(name)
+    monkeypatch.chdir(tmp_path)
+    envs = module.make_envs("CartPole-v1", 1, 0)
+    torch.manual_seed(0)
+    model = module.QNetwork(envs) if name == "dqn" else module.Agent(envs)
+    module.save_file(model.state_dict(), "model.safetensors")
+    call = {"make_env": module.make_env, "env_id": "CartPole-v1", "eval_episodes": 4, "run_name": "eval"}
+    call |= {"Model": type(model), "device": torch.device("cpu"), "capture_video": False}
+
+    def play(**changes):
+        return evaluate("model.safetensors", **call | changes)
+
+    returns = play()
+    assert returns == play() and len(returns) == 4, "the same seed, another result"
+    assert not (tmp_path / "runs").exists()
+    if name == "dqn":
+        expected, env = [], gym.make("CartPole-v1")
+        for i in range(4):
+            (obs, _), done = env.reset(seed=2**30 + i), False
+            expected.append(0.0)
+            while not done:
+                with torch.no_grad():
+                    action = model(torch.from_numpy(obs)[None]).argmax().item()
+                obs, reward, terminated, truncated, _ = env.step(action)
+                expected[-1] += reward
+                done = terminated or truncated
+        assert play(epsilon=0) == expected and play(epsilon=0.9) != expected
+        module.save_file(torch.nn.Linear(4, 5).state_dict(), "model.safetensors")
+        with pytest.raises(ValueError, match="one value for each action"):
+            play(Model=lambda envs: torch.nn.Linear(4, 5), epsilon=0)
+    else:
+        play(eval_episodes=1, capture_video=True)
+        (film,) = (tmp_path / "runs/eval/videos").glob("*.mp4")
+        check_film(film)
+
+    class Malicious:
+        def __reduce__(self):
+            return os.mkdir, ("executed",)
+
+    torch.save(Malicious(), "q_network.pth")
+    os.replace("q_network.pth", "model.safetensors")  # under either name
+    torch.save(Malicious(), "q_network.pth")
+    for path in "model.safetensors", "q_network.pth":
+        with pytest.raises(ValueError, match="not a safetensors file"):
+            evaluate(path, **call)
+    assert not (tmp_path / "executed").exists()

@@ -1,0 +1,40 @@
+"""The README and the pages name every file as it is."""
+
+import re
+import tomllib
+
+from helpers.files import LINEAGE, ROOT, default, each
+
+
+@each()
+def test_the_row_of_a_file(name):
+    """Its environment is the default, its parent that of the lineage, and its page exists and names it."""
+    readme = (ROOT / "README.md").read_text()
+    (row,) = re.findall(rf"(?m)^\| \[`{name}\.py`\]\(cleanrl/{name}\.py\) \|.*\[docs\].*$", readme)
+    *_, environments, parent, page, _ = (cell.strip() for cell in row.split("|"))
+    assert parent == (f"`{LINEAGE[name]['parent']}.py`" if "parent" in LINEAGE[name] else "")
+    assert environments.endswith(f": {default(name, 'env_id')}")
+    (path,) = re.findall(r"\((docs/rl-algorithms/[\w-]+\.md)\)", page)
+    assert f"`{name}.py`" in (ROOT / path).read_text()
+
+
+def test_extras():
+    """Every extra is in the commands and in the table of the page on installation; a requirements file is its extra."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs/get-started/installation.md").read_text()
+    table = re.search(r"(?s)\| Extra \| For \|\n(.*?)\n\n", page)[1]
+    named = [name for row in table.splitlines()[1:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(extras)
+    for extra in extras:
+        assert re.search(rf"[\[,]{extra}[\],]|\b{extra} is the same", page), f"installation.md does not install {extra}"
+    for path in (ROOT / "requirements").glob("requirements-*.txt"):
+        extra = path.stem.removeprefix("requirements-")
+        assert extra in extras and path.read_text() == f"-e .[{extra}]\n"
+        assert f"`{extra}`" in page or path.name in page, f"installation.md does not name {path.name}"
+    assert (ROOT / "requirements/requirements.txt").read_text() == "-e .\n"
+
+
+@each()
+def test_every_file_has_an_example(name):
+    page = (ROOT / "docs/get-started/examples.md").read_text()
+    assert re.search(rf"(?m)^(?:python|   ) cleanrl/{name}\.py ", page)
