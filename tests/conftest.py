@@ -5,8 +5,11 @@ around them; tests/helpers: what these share, and the probe environments, which 
 """
 
 import ctypes
+import os
 import sys
+from collections import defaultdict
 from ctypes.util import find_library
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +35,58 @@ def pytest_collection_modifyitems(items):
             for item in items:
                 if item.get_closest_marker("cuda"):
                     item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+
+
+def pytest_addoption(parser):
+    told = "after the tests, the processor time and the wall time of each file of tests, and of each test in this file"
+    parser.addoption("--cpu-times", nargs="?", const=os.devnull, metavar="CSV", help=told)
+
+
+def cpu_seconds(pid="self"):
+    """Of a process, of all that it has waited for, and of its children that still run."""
+    try:
+        spent = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+        children = [
+            child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").open().read().split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return 0.0
+    return spent / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    item.cpu_began = cpu_seconds() if item.config.getoption("cpu_times") else None
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    if call.when == "teardown" and item.cpu_began is not None:
+        item.user_properties.append(("cpu", cpu_seconds() - item.cpu_began))
+    return (yield)
+
+
+TIMES = defaultdict(lambda: [0.0, 0.0])  # a test -> its seconds of processor and wall time
+
+
+def pytest_runtest_logreport(report):
+    TIMES[report.nodeid][1] += report.duration
+    TIMES[report.nodeid][0] += dict(report.user_properties).get("cpu", 0.0) if report.when == "teardown" else 0.0
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not config.getoption("cpu_times"):
+        return
+    lines = [
+        f"{cpu:.2f},{wall:.2f},{test}" for test, (cpu, wall) in sorted(TIMES.items(), key=lambda pair: -pair[1][0])
+    ]
+    Path(config.getoption("cpu_times")).write_text("\n".join(["cpu,wall,test", *lines, ""]))
+    rooms = defaultdict(lambda: [0.0, 0.0])
+    for test, seconds in TIMES.items():
+        file = test.split("::")[0]
+        for room in ("all", str(Path(file).parent), file):
+            rooms[room] = [old + new for old, new in zip(rooms[room], seconds)]
+    terminalreporter.section("seconds of processor and of wall time")
+    for room, (cpu, wall) in sorted(rooms.items(), key=lambda pair: -pair[1][0]):
+        terminalreporter.write_line(f"{cpu:8.1f} {wall:8.1f} {room}")
