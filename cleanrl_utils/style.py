@@ -231,6 +231,15 @@ def check_flags(file):
             yield field.lineno, "flag", f"{name} is declared {kind} but defaults to {value!r}; correct one of them"
 
 
+def is_own(name, file, first, files):
+    """Whether `file` has a text of its own where the other backend has `first`: methods of tensors need no `torch`."""
+    others = [other for other in files if name in other.defs and other not in (file, first)]
+    known = {(other.backend, *other.text(other.span(name))) for other in others}
+    ours, wanted = file.text(file.span(name)), first.text(first.span(name))
+    copied = ("torch", *ours) in known or ("jax", *ours) in known or (file.backend, *wanted) in known
+    return file.backend != first.backend and not copied
+
+
 def compare(files):
     """Rules between files; in `files` those nearer to a root come first, and the first to have a name is right."""
     for i, file in enumerate(files):
@@ -249,7 +258,7 @@ def compare(files):
             for first in (other for other in files[:i] if name in other.defs and not other.is_exempt(name)):
                 if file.backend == first.backend or not (file.uses_backend(name) or first.uses_backend(name)):
                     if file.text(file.span(name)) != (wanted := first.text(first.span(name))):
-                        edit = (*file.span(name), wanted) if file.backend == first.backend else None
+                        edit = None if is_own(name, file, first, files) else (*file.span(name), wanted)
                         way = "--fix copies it" if edit else "make it the same, call torch or jax by name in it"
                         message = f"{name} differs from {first.name}.py; {way}, or rename it"
                         yield Finding(file.path, file.span(name)[0], "drift", message, edit)
@@ -312,8 +321,9 @@ def main(argv=None):
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.style", **style)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILES", help="report and fix only these of cleanrl/")
-    fix = "copy drifted definitions and helps of flags from the file nearest to the root of the lineage, then run ruff"
-    parser.add_argument("--fix", action="store_true", help=f"{fix} (if installed) to sort imports and format")
+    fix = "copy drifted definitions and helps of flags from the file nearest to the root of the lineage (from torch to "
+    fix += "JAX files what uses neither, unless one file alone has the other text), then run ruff, if installed"
+    parser.add_argument("--fix", action="store_true", help=f"{fix}, to sort imports and format")
     parser.add_argument("--list", action="store_true", help="print lines and changed lines per file, with the budgets")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the repository (default: this)")
     args = parser.parse_args(argv)

@@ -67,7 +67,8 @@ def test_edit_reaches_children_and_grandchildren(repo, capsys, name):
     write(repo, "root", variant(_25="new"))
     code, lines = run(repo, capsys, name)
     assert code == 0
-    assert lines == ["child: merged 2 lines", "grandchild: merged 2 lines", "sibling: merged 2 lines"]
+    merged = [f"{name}: merged 2 lines" for name in ("child", "grandchild", "sibling")]
+    assert lines == [*merged, "3 merged, 0 unchanged, 0 in conflict, 0 not reached"]
     assert texts(repo) == {
         "root": variant(_25="new"),
         "child": variant(_10="child", _25="new"),
@@ -76,7 +77,7 @@ def test_edit_reaches_children_and_grandchildren(repo, capsys, name):
         "other": TEXTS["other"],
     }
     code, lines = run(repo, capsys, name)  # a second time there is nothing left to do
-    assert code == 0 and lines == ["child: unchanged", "grandchild: unchanged", "sibling: unchanged"]
+    assert code == 0 and lines[:3] == ["child: unchanged", "grandchild: unchanged", "sibling: unchanged"]
 
 
 def test_dry_run_writes_nothing(repo, capsys):
@@ -91,7 +92,13 @@ def test_conflict_is_written_and_stops_its_branch(repo, capsys):
     write(repo, "root", variant(_10="new"))
     code, lines = run(repo, capsys, "root")
     assert code == 1
-    assert lines[0].startswith("child: CONFLICT") and lines[1:] == ["sibling: merged 2 lines"]
+    assert lines == [
+        "sibling: merged 2 lines",
+        "child: CONFLICT: both changed line 11; "
+        "resolve the markers in child.py, then: python -m cleanrl_utils.port child",
+        "grandchild: NOT REACHED: below child",
+        "1 merged, 0 unchanged, 1 in conflict, 1 not reached",
+    ]
     after = texts(repo)
     assert (
         "<<<<<<< child.py\nchild\n||||||| root.py before (HEAD)\nline 10\n=======\nnew\n>>>>>>> root.py\n"
@@ -101,20 +108,24 @@ def test_conflict_is_written_and_stops_its_branch(repo, capsys):
     assert after["sibling"] == variant(_5="sibling", _10="new")
 
     code, lines = run(repo, capsys, "root")  # markers are not merged over
-    assert code == 1 and "earlier merge" in lines[0] and texts(repo) == after
+    assert code == 1 and texts(repo) == after
+    assert lines[0] == "sibling: unchanged" and "earlier merge" in lines[1]
+    assert lines[2:] == ["grandchild: NOT REACHED: below child", "0 merged, 1 unchanged, 1 in conflict, 1 not reached"]
     with pytest.raises(SystemExit) as exit:
         run(repo, capsys, "child")
     assert exit.value.code == 2 and "child.py has conflict markers" in capsys.readouterr().err
 
     write(repo, "child", variant(_10="new child"))  # resolved: the edit goes on from there
-    assert run(repo, capsys, "child") == (0, ["grandchild: merged 2 lines"])
+    code, lines = run(repo, capsys, "child")
+    assert code == 0 and lines[0] == "grandchild: merged 2 lines"
     assert texts(repo)["grandchild"] == variant(_10="new child", _20="grandchild")
 
 
 def test_conflict_further_down(repo, capsys):
     write(repo, "root", variant(_20="new"))
     code, lines = run(repo, capsys, "root")
-    assert code == 1 and lines[0] == "child: merged 2 lines" and lines[1].startswith("grandchild: CONFLICT")
+    assert code == 1 and lines[:2] == ["child: merged 2 lines", "sibling: merged 2 lines"]
+    assert lines[2] == "grandchild: CONFLICT: both changed line 21; resolve the markers in grandchild.py"
 
 
 def test_only_the_edit_of_the_named_parent_travels(repo, capsys):
@@ -131,6 +142,111 @@ def test_base_revision(repo, capsys):
     assert run(repo, capsys, "root")[1][0] == "child: unchanged"
     assert run(repo, capsys, "root", "--base", "HEAD~1")[1][0] == "child: merged 2 lines"
     assert texts(repo)["child"] == variant(_10="child", _25="new")
+
+
+ROOT = '''\
+"""A root."""
+
+import json
+import os
+
+import torch
+
+
+@dataclass
+class Args:
+    seed: int = 1  # random seed
+    cuda: bool = True  # use the GPU
+    track: bool = False  # mirror the run
+
+    gamma: float = 0.99  # discount
+
+
+def fail(message):
+    sys.exit(message)
+
+
+@torch.no_grad()
+def graph(function):
+    return function
+
+
+def evaluate(policy):
+    return policy
+
+
+if __name__ == "__main__":
+    print(fail, evaluate)
+'''
+NEIGHBOURS = [  # of what is edited below: the child deletes, adds or changes them
+    ("import os\n", "import os\nimport sys\n"),
+    ("import torch\n", "import jax\n"),
+    ("    cuda: bool = True  # use the GPU\n", ""),
+    ("discount\n", "discount\n    tau: float = 1.0  # rate\n"),
+    ("@torch.no_grad()\ndef graph(function):\n    return function\n\n\n", ""),
+    ("def evaluate", "def sample(x):\n    return x\n\n\ndef evaluate"),
+]
+
+
+@pytest.fixture
+def family(repo):
+    child = ROOT
+    for old, new in NEIGHBOURS:
+        assert old in child
+        child = child.replace(old, new)
+    (repo / "cleanrl/sibling.py").unlink()
+    (repo / "cleanrl/lineage.toml").write_text(LINEAGE.replace('[sibling]\nparent = "root"\n', ""))
+    for name, text in {"root": ROOT, "child": child, "grandchild": child.replace("A root", "A grandchild")}.items():
+        write(repo, name, text)
+    commit(repo)
+    return repo
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("import os\n", "import os\nimport re\n"),
+        ("import json\nimport os\n", "import json\n"),
+        ("seed: int = 1  # random seed\n", "env: str = ''  # environment\n    seed: int = 1  # random seed\n"),
+        ("    seed: int = 1  # random seed\n", ""),
+        ("    track", "    quiet: bool = False  # no bar\n    track"),
+        ("    track: bool = False  # mirror the run\n", "    track: bool = True  # mirror it\n"),
+        ("    gamma", "    env_id: str = ''  # environment\n    gamma"),
+        ("discount\n", "discount\n    last: int = 1  # last\n"),
+        ("    sys.exit(message)\n", "    print(message)\n    sys.exit(2)\n"),
+        ("def fail", "def first(x):\n    return x\n\n\ndef fail"),
+        ("    sys.exit(message)\n", "    sys.exit(message)\n\n\ndef second(x):\n    return x\n"),
+        ("def evaluate(policy):\n    return policy\n\n\n", ""),
+    ],
+)
+def test_neighbours_of_what_has_a_name_make_no_conflict(family, capsys, old, new):
+    child = texts(family)["child"]
+    write(family, "root", ROOT.replace(old, new))
+    code, lines = run(family, capsys, "root")
+    assert code == 0 and lines[-1] == "2 merged, 0 unchanged, 0 in conflict, 0 not reached"
+    after = texts(family)
+    assert after["child"] == child.replace(old, new) != child
+    assert after["grandchild"] == after["child"].replace("A root", "A grandchild")
+
+
+def test_what_a_child_lacks_is_named(family, capsys):
+    before = texts(family)
+    write(family, "root", ROOT.replace("    return function\n", "    return function()\n").replace("use the", "use a"))
+    code, lines = run(family, capsys, "root")
+    assert code == 0 and lines[:2] == ["child: unchanged: has no Args.cuda, graph", "grandchild: unchanged"]
+    assert texts(family) | {"root": ROOT} == before
+
+
+def test_a_new_name_of_what_a_child_lacks_conflicts(family, capsys):
+    write(family, "root", ROOT.replace("def graph", "def capture"))
+    assert run(family, capsys, "root")[1][0].startswith("child: CONFLICT")
+
+
+def test_a_definition_of_its_own_conflicts(family, capsys):
+    write(family, "child", texts(family)["child"].replace("sys.exit(message)", "sys.exit(3)"))
+    write(family, "root", ROOT.replace("sys.exit(message)", "sys.exit(2)"))
+    code, lines = run(family, capsys, "root")
+    assert code == 1 and lines[0].startswith("child: CONFLICT") and "NOT REACHED" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -449,11 +449,36 @@ def test_fix_reports_what_it_cannot_repair(repo, capsys):
     assert code == 1 and [line.split(": ")[1] for line in lines] == ["fixed", "flag"], lines
 
 
-def test_fix_copies_nothing_between_backends(repo, capsys):
-    edit(repo, "alpha_jax.py", "return SummaryWriter(Path(__file__).stem)", "return SummaryWriter(__file__)")
+OPEN = "return SummaryWriter(Path(__file__).stem)"
+
+
+@pytest.mark.parametrize(("old", "new"), [(OPEN, "return SummaryWriter(__file__)"), ("# team", "# W&B team")])
+def test_fix_copies_what_uses_no_backend_from_torch_to_jax(repo, capsys, old, new):
+    edit(repo, "alpha.py", old, new)
+    code, lines = check(repo, capsys, "--fix")
+    assert code == 0 and len(lines) == 3 and all(": fixed: " in line for line in lines), lines
+    assert (repo / "cleanrl/alpha_jax.py").read_text() == JAX.replace(old, new)
+
+
+@pytest.mark.parametrize("drifted", [["beta_jax"], ["alpha", "alpha_wide", "beta"]])
+def test_fix_copies_what_uses_no_backend_to_some_or_all_jax_files(repo, capsys, drifted):
+    edit(repo, "lineage.toml", "[beta]", '[beta_jax]\nparent = "alpha_jax"\nchanged = 40\nlines = 200\n\n[beta]')
+    (repo / "cleanrl/beta_jax.py").write_text(JAX)
+    for name in drifted:
+        edit(repo, f"{name}.py", OPEN, "return SummaryWriter(__file__)")
+    code, lines = check(repo, capsys, "--fix")
+    assert code == 0 and all("_jax.py:28: fixed: open_run" in line for line in lines), lines
+    alpha, *others = (OPEN in (repo / f"cleanrl/{name}.py").read_text() for name in ("alpha", "alpha_jax", "beta_jax"))
+    assert others == [alpha, alpha]
+
+
+def test_fix_copies_nothing_between_backends_that_never_was_the_same(repo, capsys):
+    new = "def total(x):\n    return x.{}()\n\n\ndef make_env(env_id):\n"  # methods, of tensors or of arrays
+    for file, method in (("alpha", "clamp_"), ("alpha_wide", "clamp_"), ("alpha_jax", "clip")):
+        edit(repo, f"{file}.py", "def make_env(env_id):\n", new.format(method))
     before = (repo / "cleanrl/alpha_jax.py").read_text()
     code, lines = check(repo, capsys, "--fix")
-    assert code == 1 and len(lines) == 1 and ": drift: open_run" in lines[0], lines
+    assert code == 1 and len(lines) == 1 and ": drift: total" in lines[0], lines
     assert (repo / "cleanrl/alpha_jax.py").read_text() == before
 
 
