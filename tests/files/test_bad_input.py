@@ -3,8 +3,6 @@
 import re
 import shutil
 
-import pytest
-
 from helpers.files import (
     FILES,
     LINEAGE,
@@ -23,22 +21,6 @@ from helpers.files import (
 )
 from helpers.processes import run
 from helpers.refusals import assert_stops_on_non_finite_loss, hiding, refuse, refuse_all
-
-# a game of Godot is named by its path: test_godot.py
-by_env_id = each_text("make_env", "make_envs", "SameStepEnvPool", which=lambda name: not uses(name, "godot_rl"))
-
-
-@by_env_id
-def test_unknown_environment_names_a_near_match(name, tmp_path):
-    known, version = re.fullmatch("(.*?)([-_]v.*|)", default(name, "env_id")).groups()
-    line = refuse(name, "--env-id", f"{known[:-1]}{version}", cwd=tmp_path)
-    assert re.search(rf"\b{known}({version})?\b", line)
-
-
-@by_env_id
-def test_unknown_module_of_an_environment(name, tmp_path):
-    assert "no_such_module" in refuse(name, "--env-id", "no_such_module:Env-v0", cwd=tmp_path)
-
 
 BAD_SIZES = {
     "ppo": {
@@ -109,14 +91,24 @@ def wrong_spaces(name):
     return wrong
 
 
+def unknown_environments(name):
+    """Command lines with an environment that does not exist, and what the line that refuses them has to name."""
+    if uses(name, "godot_rl"):  # a game is named by its path: test_godot.py
+        return {}
+    known, version = re.fullmatch("(.*?)([-_]v.*|)", default(name, "env_id")).groups()
+    return {f"{known[:-1]}{version}": rf"\b{known}({version})?\b", "no_such_module:Env-v0": "no_such_module"}
+
+
 @each()
-def test_bad_sizes_and_wrong_spaces(name, tmp_path):
+def test_bad_sizes_wrong_spaces_and_unknown_environments(name, tmp_path):
     bad = {flag: pair for flag, pair in BAD_SIZES[family(name)].items() if f"    {flag}: " in script(name).read_text()}
-    spaces = wrong_spaces(name)
+    spaces, unknown = wrong_spaces(name), unknown_environments(name)
     assert bad
     cases = [smoke(name, **{flag: value}) for flag, (value, _) in bad.items()]
-    cases += [["--env-id", env_id] for env_id in spaces]
+    cases += [["--env-id", env_id] for env_id in [*spaces, *unknown]]
     lines = refuse_all(name, cases, tmp_path)
+    for named in reversed(unknown.values()):
+        assert re.search(named, lines.pop())
     for line, (_, named) in zip(lines, bad.values()):
         assert named in line
     for line, kind in zip(lines[len(bad) :], spaces.values(), strict=True):
@@ -134,31 +126,22 @@ def test_more_frames_than_32_bits_count(name, tmp_path):
 
 
 @each_text("parse_args", "fail")
-@pytest.mark.parametrize("flag, package", [("--track", "wandb"), ("--capture-video", "moviepy")])
-def test_missing_optional_package(name, flag, package, tmp_path):
-    line = refuse(name, flag, cwd=tmp_path, env=hiding(tmp_path, package))
-    assert f"pip install {package}" in line
-
-
-@each_text("parse_args", "fail")
-def test_optional_packages_are_optional(name, tmp_path):
-    require_for(name)
+def test_optional_packages(name, tmp_path):
+    lines = refuse_all(name, [["--track"], ["--capture-video"]], tmp_path, hidden=("wandb", "moviepy"))
+    for line, package in zip(lines, ("wandb", "moviepy"), strict=True):
+        assert f"pip install {package}" in line
     run(script(name), *smoke(name), cwd=tmp_path, env=hiding(tmp_path, "wandb", "moviepy"))
 
 
 @each_text("parse_args", "fail")
-def test_unknown_flag(name, tmp_path):
+def test_unknown_flag_and_bad_resume(name, tmp_path):
     require_for(name)
     done = run(script(name), "--no-such-flag", "3", cwd=tmp_path, code=2)
     assert "--no-such-flag" in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-@each_text("parse_args", "fail")
-def test_bad_resume(name, tmp_path):
-    assert "nowhere" in refuse(name, "--resume", "nowhere", cwd=tmp_path)
     (tmp_path / "empty").mkdir()
-    assert "empty" in refuse(name, "--resume", "empty", cwd=tmp_path)
+    lines = refuse_all(name, [["--resume", "nowhere"], ["--resume", "empty"]], tmp_path)
+    assert "nowhere" in lines[0] and "empty" in lines[1]
+    assert not (tmp_path / "runs").exists()
 
 
 @each_text("parse_args", "fail")
@@ -175,19 +158,23 @@ def test_resume_of_another_script(name, tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
-@each()
+# one file for each text of the check
+NOT_FINITE = r"finite|means = "
+
+
+@each_text(lines=NOT_FINITE)
 def test_non_finite_loss(name, tmp_path):
     assert_stops_on_non_finite_loss(name, smoke(name, checkpoint_freq=1, **step_sizes(name, "inf")), tmp_path)
 
 
-@each(lambda name: family(name) in ("ppo", "pqn"))
+@each_text(lines=NOT_FINITE, which=lambda name: family(name) in ("ppo", "pqn"))
 def test_the_last_step_of_an_update_may_be_the_bad_one(name, tmp_path):
     """With one minibatch the first loss is finite, but the weights after its step are not: no checkpoint of those."""
     argv = smoke(name, **step_sizes(name, "inf"), checkpoint_freq=1, num_minibatches=1, update_epochs=1)
     assert_stops_on_non_finite_loss(name, argv, tmp_path)
 
 
-@each(lambda name: "probes" in LINEAGE[name])
+@each_text(lines=NOT_FINITE, which=lambda name: "probes" in LINEAGE[name])
 def test_nan_rewards(name, tmp_path):
     env_id = f"probe_envs:NanReward{LINEAGE[name]['probes'].capitalize()}-v0"
     assert_stops_on_non_finite_loss(name, smoke(name, env_id=env_id, checkpoint_freq=1, num_envs=1), tmp_path)

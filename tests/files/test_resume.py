@@ -4,13 +4,10 @@ import random
 import re
 import shutil
 import signal
-import sys
 import time
 
-import numpy as np
-
-from helpers.files import LINEAGE, METRICS, each, each_text, family, posix, require_for, script, smoke, smoke_total
-from helpers.processes import inspect_runs, kill_at_checkpoint, run, run_dir, start
+from helpers.files import LINEAGE, each, each_text, family, posix, require_for, script, smoke, smoke_total
+from helpers.processes import kill_at_checkpoint, run, run_dir, start
 from helpers.scalars import assert_clean, grid, raw_scalars, steps, tensorboard_scalars, untimed
 
 
@@ -106,88 +103,6 @@ def test_sigterm_then_two_resumes(name, tmp_path):
     assert scalars[: len(stopped)] == stopped, "a checkpoint was written at the signal, so nothing is redone"
     assert len(scalars) > len(stopped) + 10
     assert untimed(scalars) == untimed(raw_scalars(run_dir(second)))
-
-
-@each_text("ReplayBuffer", "FrameReplay", "BatchReplay", "find_teacher", "gae")
-def test_resume_of_a_finished_run_changes_nothing(name, tmp_path):
-    require_for(name)
-    run(script(name), *smoke(name), "--save-model", cwd=tmp_path)
-    folder = run_dir(tmp_path)
-    before = [scalar for scalar in raw_scalars(folder) if not scalar[0].startswith("eval/")]
-    run(script(name), "--resume", folder, cwd=tmp_path)
-    after = raw_scalars(folder)
-    assert_clean(after)
-    assert [scalar for scalar in after if not scalar[0].startswith("eval/")] == before
-    assert len(after) == len(before) + 10
-
-
-STATE = """
-import numpy as np
-
-kept = {"global_step": global_step}
-if "learner" in globals():
-    import jax
-
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(learner))
-    kept["learner"] = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-else:
-    optimizers = {key: value for key, value in globals().items() if isinstance(value, torch.optim.Optimizer)}
-    modules = {key: value for key, value in globals().items() if isinstance(value, nn.Module)}
-    assert optimizers and modules
-    kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
-    kept |= {key: value.state_dict() for key, value in modules.items()}
-for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "act_state", "int_return"):
-    # PQN starts anew; a chunk of iterations is as long as the machine is fast
-    state = not (key == "act_state" and "q_network" in globals()) and not (key == "chunk" and "max_chunk" in globals())
-    if key in globals() and state:
-        kept[key] = globals()[key]
-if "rng" in globals():
-    kept["numpy"] = [str(rng.bit_generator.state)]
-if "replay" in globals() and hasattr(replay, "window"):  # frames stored once
-    kept["replay"] = [replay.frames.slots, replay.rows.slots, replay.window, list(replay.first_frames), replay.saved]
-    if hasattr(replay, "tree"):
-        kept["priorities"] = [replay.tree.leaves, replay.tree.sums]
-        kept["drawn"] = [getattr(replay, key) for key in ("largest", "ready", "oldest") if hasattr(replay, key)]
-elif "replay" in globals() and hasattr(replay, "rows"):
-    kept["replay"] = [replay.rows, replay.filled, replay.added]
-
-
-def flat(tree, path=""):
-    if isinstance(tree, dict):
-        return {k: v for key, branch in tree.items() for k, v in flat(branch, f"{path}/{key}").items()}
-    if isinstance(tree, (list, tuple)):
-        return flat(dict(enumerate(tree)), path)
-    return {path: np.array(tree.detach() if hasattr(tree, "detach") else tree)}
-
-
-result |= flat(kept)
-"""
-
-
-@each()
-def test_kill_while_a_checkpoint_is_written_and_restore_all_that_learning_needs(name, tmp_path):
-    """The killed run is resumed to its end, and then once more, with nothing left to do, to look at what is restored:
-    weights, optimizers, normalisers, replay, generators and counters."""
-    require_for(name)
-    if sys.platform == "win32":  # no SIGKILL
-        run(script(name), *smoke(name, checkpoint_freq=1), cwd=tmp_path)
-        unfinished = tmp_path / "none"
-    else:
-        kill_at_checkpoint(name, smoke(name, checkpoint_freq=1), tmp_path, number=3, before=True)
-        (unfinished,) = run_dir(tmp_path).glob("*.tmp")
-    resume = ["--resume", run_dir(tmp_path)]
-    before, after = inspect_runs(script(name), [resume, resume], cwd=tmp_path, after=STATE)
-    assert not unfinished.exists()
-    scalars = raw_scalars(run_dir(tmp_path))
-    assert_clean(scalars)
-    for tag in METRICS[family(name)]:
-        assert steps(scalars)[tag][-1] == smoke_total(name)
-
-    for result in (before, after):
-        del result["stdout"], result["stderr"]
-    assert before.keys() == after.keys() and len(before) > 8
-    for key, value in before.items():
-        np.testing.assert_array_equal(after[key], value, err_msg=key)
 
 
 @posix

@@ -1,12 +1,15 @@
 """Runs of scripts: to their end, interrupted, killed at a checkpoint, or looked into when they are over."""
 
+import atexit
 import functools
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from helpers import forks
@@ -53,24 +56,34 @@ def python(path):
 
 
 @functools.cache
-def fork_server(kind):
-    return forks.start_server(kind, environment())
+def environment_alone():
+    """The environment of a script that was copied elsewhere: nothing of the repository, and another seed of hashes."""
+    folder = Path(tempfile.mkdtemp(prefix="alone-"))
+    atexit.register(shutil.rmtree, folder)
+    (folder / "sitecustomize.py").write_text("import sys; sys.modules['cleanrl_utils'] = None")  # not installed
+    return environment(PYTHONPATH=str(folder), PYTHONHASHSEED="8")
 
 
-def start(path, *argv, cwd, env=None, driver=None):
+@functools.cache
+def fork_server(kind, alone=False):
+    return forks.start_server(kind, environment_alone() if alone else environment())
+
+
+def start(path, *argv, cwd, env=None, driver=None, alone=False):
     """Start a script, or the code `driver` for it; in the usual environment as a fork, where that is possible."""
     argv, modules = [str(path), *map(str, argv)], imports(Path(path).read_text())
     if env is None and hasattr(os, "fork") and "ray" not in modules:
-        server = fork_server("torch" if "torch" in modules else "jax")
+        server = fork_server("torch" if "torch" in modules else "jax", alone)
         return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver)
     command = [*python(path), *(["-c", driver] if driver else []), *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=cwd, env=env or environment(), **pipes)
+    env = env or (environment_alone() if alone else environment())
+    return subprocess.Popen(command, cwd=cwd, env=env, **pipes)
 
 
-def run(path, *argv, cwd, env=None, driver=None, code=0, timeout=300):
+def run(path, *argv, cwd, code=0, timeout=300, **options):
     """Run a script to its end in the folder `cwd`, expecting an exit code; returns the finished process."""
-    process = start(path, *argv, cwd=cwd, env=env, driver=driver)
+    process = start(path, *argv, cwd=cwd, **options)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     finally:
@@ -110,11 +123,11 @@ def inspect_run(path, *argv, **options):
     return result
 
 
-def inspect_runs(path, command_lines, cwd, before="", after="", env=None, timeout=300):
+def inspect_runs(path, command_lines, cwd, before="", after="", **options):
     """As `inspect_run`, for several command lines one after the other in one process, which starts and imports once."""
     argvs = json.dumps([list(map(str, argv)) for argv in command_lines])
     arguments = cwd / "result.pickle", before, after, argvs
-    done = run(path, *arguments, cwd=cwd, env=env, driver=DRIVER, timeout=timeout)
+    done = run(path, *arguments, cwd=cwd, driver=DRIVER, **options)
     with open(cwd / "result.pickle", "rb") as file:
         return [result | {"stdout": done.stdout, "stderr": done.stderr} for result in pickle.load(file)]
 
@@ -136,11 +149,13 @@ replace, checkpoints = os.replace, 0
 
 def kill(source, target):
     global checkpoints
-    checkpoints += Path(target).name.startswith("checkpoint.")
-    if {before} and checkpoints == {number}:
+    ours = Path(target).name.startswith("checkpoint.")
+    checkpoints += ours
+    due = ours and checkpoints >= {number} and sys._getframe(1).f_globals["global_step"] >= {step}
+    if {before} and due:
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
-    if checkpoints == {number}:
+    if due:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -150,7 +165,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def kill_at_checkpoint(name, argv, cwd, number, before):
-    """Run until checkpoint `number` and kill the process just before, or just after, it takes the place of the last."""
-    driver = KILL.format(number=number, before=before)
+def kill_at_checkpoint(name, argv, cwd, number, before, step=0):
+    """Run until the first checkpoint that has this number and this step, or is later, and kill the process just before,
+    or just after, it takes the place of the last."""
+    driver = KILL.format(number=number, before=before, step=step)
     run(script(name), *argv, cwd=cwd, driver=driver, code=-signal.SIGKILL)

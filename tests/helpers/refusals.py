@@ -61,12 +61,12 @@ with open(out, "wb") as file:
 """
 
 
-def refuse_all(name, cases, cwd):
-    """As `refuse`, for a list of command lines in one process, which imports what the file needs only once."""
+def refuse_all(name, cases, cwd, hidden=()):
+    """As `refuse`, for a list of command lines in one process, in which these packages seem not to be installed."""
     require_for(name)
     out = cwd / "refusals.pickle"
     out.write_bytes(pickle.dumps([list(map(str, argv)) for argv in cases]))
-    run(script(name), out, cwd=cwd, driver=REFUSE)
+    run(script(name), out, cwd=cwd, driver=HIDE.format(hidden=hidden) + REFUSE)
     lines = []
     for argv, (code, stderr) in zip(cases, pickle.loads(out.read_bytes()), strict=True):
         assert code == 2, f"{argv}: exit code {code}"

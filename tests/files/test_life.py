@@ -1,11 +1,14 @@
-"""Every file, alone in an empty folder, runs with its smoke arguments, learns, logs and leaves a complete folder.
+"""The life of a run, for every file: alone in an empty folder it learns, logs and leaves a complete folder.
 
-The same seed gives the same metrics, bit by bit; another seed gives others.
+Resumed when it is over, it has all that learning needs, and logs nothing twice. Begun again with the same seed, it logs
+the same, bit by bit, until it is killed while a checkpoint is written; resumed, it goes on as if nothing had happened.
+With another seed it logs something else.
 """
 
 import json
 import math
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from helpers.files import (
     LINEAGE,
     METRICS,
     each,
+    each_text,
     family,
     require_for,
     script,
@@ -23,8 +27,8 @@ from helpers.files import (
     smoke_total,
     uses,
 )
-from helpers.processes import environment, inspect_run, inspect_runs, run_dir
-from helpers.scalars import raw_scalars, tensorboard_scalars, untimed
+from helpers.processes import inspect_run, inspect_runs, kill_at_checkpoint, run_dir
+from helpers.scalars import assert_clean, grid, raw_scalars, tensorboard_scalars, untimed
 
 LOSSES = {  # the name of a loss in the main block, and in the log; others: td_loss
     **dict.fromkeys(("ppo", "ppg"), ("v_loss", "losses/value_loss")),
@@ -53,33 +57,74 @@ def record(optimizer, *_):
 
 register_optimizer_step_post_hook(record)
 """
-STATE = """
+LOOK = """
 result |= {"args": vars(args), "global_step": global_step, "globals": sorted(globals())}
 observation, _ = eval_envs.reset(seed=3)
 result["actions"] = load_policy(run_dir, eval_envs, globals().get("device"))(observation)
 for mode in "deterministic", "stochastic":
     policy = load_policy(run_dir, eval_envs, globals().get("device"), deterministic=mode == "deterministic")
     first = policy(observation).copy()
-    result[mode] = any((policy(observation) != first).any() for _ in range(50))
+    result[mode] = any((policy(observation) != first).any() for _ in range(20))
 columns = act_action.shape[1:] if isinstance(eval_envs.single_action_space, gym.spaces.Tuple) else None
 result["action_shape"] = (10, *(columns or eval_envs.single_action_space.shape))
 result["compiled"] = getattr(globals().get("learn"), "_cache_size", int)()
 """
 
 
+KEPT = """
+import numpy as np
+
+kept = {"global_step": global_step}
+if "learner" in globals():
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(learner))
+    kept["learner"] = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+else:
+    optimizers = {key: value for key, value in globals().items() if isinstance(value, torch.optim.Optimizer)}
+    modules = {key: value for key, value in globals().items() if isinstance(value, nn.Module)}
+    assert optimizers and modules
+    kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
+    kept |= {key: value.state_dict() for key, value in modules.items()}
+for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "act_state", "int_return"):
+    # PQN starts anew; a chunk of iterations is as long as the machine is fast
+    state = not (key == "act_state" and "q_network" in globals()) and not (key == "chunk" and "max_chunk" in globals())
+    if key in globals() and state:
+        kept[key] = globals()[key]
+if "rng" in globals():
+    kept["numpy"] = [str(rng.bit_generator.state)]
+if "replay" in globals() and hasattr(replay, "window"):  # frames stored once
+    kept["replay"] = [replay.frames.slots, replay.rows.slots, replay.window, list(replay.first_frames), replay.saved]
+    if hasattr(replay, "tree"):
+        kept["priorities"] = [replay.tree.leaves, replay.tree.sums]
+        kept["drawn"] = [getattr(replay, key) for key in ("largest", "ready", "oldest") if hasattr(replay, key)]
+elif "replay" in globals() and hasattr(replay, "rows"):
+    kept["replay"] = [replay.rows, replay.filled, replay.added]
+
+
+def flat(tree, path=""):
+    if isinstance(tree, dict):
+        return {k: v for key, branch in tree.items() for k, v in flat(branch, f"{path}/{key}").items()}
+    if isinstance(tree, (list, tuple)):
+        return flat(dict(enumerate(tree)), path)
+    return {path: np.array(tree.detach() if hasattr(tree, "detach") else tree)}
+
+
+result["kept"] = flat(kept)
+"""
+
+
 @each()
-def test_smoke(name, tmp_path):
+def test_life_of_a_run(name, tmp_path):
     require_for(name)
     argv = [*smoke(name), "--upload-model", "--hf-entity", "someone"]
     torch = uses(name, "torch")
     loss, loss_tag = LOSSES.get(family(name), ("td_loss", "losses/td_loss"))
     before = RECORD.replace("LOSS", loss) if torch else ""
-    copy, alone = shutil.copy(script(name), tmp_path), environment(PYTHONPATH=str(tmp_path / "path"))
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path/sitecustomize.py").write_text("import sys; sys.modules['cleanrl_utils'] = None")  # not installed
+    copy = shutil.copy(script(name), tmp_path)
     if "--env-id tensor_sims:" in LINEAGE[name]["smoke"]:  # a simulator of the user's own lies beside the file
         shutil.copy(HELPERS / "tensor_sims.py", tmp_path)
-    result = inspect_run(copy, *argv, cwd=tmp_path, before=before, after=STATE, env=alone)
+    result = inspect_run(copy, *argv, cwd=tmp_path, before=before, after=KEPT + LOOK, alone=True)
     folder = run_dir(tmp_path)
     assert not torch or len(result["recorded"]) >= 2
     if "static_argnums" in script(name).read_text():  # once without and once with gradient steps
@@ -124,15 +169,46 @@ def test_smoke(name, tmp_path):
     assert (folder / "commit.txt").exists()
     assert (folder / "model.safetensors").stat().st_size > 0
     assert len(list(folder.glob("checkpoint.*"))) == 1 and not list(folder.glob("*.tmp"))
-    assert_reproducible(name, [scalar for scalar in scalars if scalar[0].split("/")[0] != "eval"], tmp_path / "again")
+    assert_goes_on(name, folder, result["kept"], tmp_path)
 
 
-def assert_reproducible(name, scalars, cwd):
-    cwd.mkdir()
-    inspect_runs(script(name), [smoke(name, seed=seed) for seed in (1, 8)], cwd=cwd)  # forks of one process
-    folders = sorted((cwd / "runs").iterdir(), key=lambda folder: folder.name.split("__")[2])
-    first, again, other = untimed(scalars), *(untimed(raw_scalars(folder)) for folder in folders)
-    assert len(first) > 10
-    assert first == again, "the same seed, other metrics"
-    losses = [[scalar for scalar in scalars if scalar[0].startswith("losses/")] for scalars in (first, other)]
-    assert losses[0] != losses[1], "another seed, the same losses"
+# one file for each text of what is only done again
+EVALUATED = each_text("evaluate").args[1]
+SEEDED = each_text(lines=r"seed\(|key\(|default_rng|reset\(seed").args[1]
+
+
+def assert_goes_on(name, whole, kept, cwd):
+    """What comes after the first run: a run that is killed, then up to three in one process."""
+    scalars = raw_scalars(whole)
+    first = [scalar for scalar in scalars if not scalar[0].startswith("eval/")]
+    evaluated = name in EVALUATED
+    argvs = [["--resume", whole, "--no-upload-model", "--save-model" if evaluated else "--no-save-model"]]
+    if sys.platform != "win32":  # no SIGKILL
+        (cwd / "killed").mkdir()
+        early = {"number": 3, "before": True, "step": 0.8 * smoke_total(name)}
+        kill_at_checkpoint(name, smoke(name, checkpoint_freq=1), cwd / "killed", **early)
+        killed = run_dir(cwd / "killed")
+        (unfinished,) = killed.glob("*.tmp")
+        again = untimed(raw_scalars(killed, partial_tail=True))
+        assert any(tag.startswith("losses/") for tag, _, _ in again) and len(again) >= 6
+        assert again == untimed(first)[: len(again)], "the same seed, other metrics"
+        argvs.append(["--resume", killed])
+    argvs += [smoke(name, seed=8)] * (name in SEEDED)
+    restored, *_ = inspect_runs(script(name), argvs, cwd=cwd, after=KEPT)
+
+    assert restored["kept"].keys() == kept.keys() and len(kept) > 8
+    for key, value in kept.items():
+        if evaluated or key != "/torch":  # random numbers that the evaluation has drawn
+            np.testing.assert_array_equal(restored["kept"][key], value, err_msg=key)
+    assert raw_scalars(whole) == (scalars if evaluated else first), "a finished run went on"
+
+    if sys.platform != "win32":
+        assert not unfinished.exists()
+        resumed = raw_scalars(killed)
+        assert_clean(resumed)
+        assert grid(resumed) == grid(first), "steps are missing"
+    if name in SEEDED:
+        (folder,) = (folder for folder in (cwd / "runs").iterdir() if folder != whole)
+        both = first, raw_scalars(folder)
+        ours, others = ({scalar for scalar in scalars if scalar[0].startswith("losses/")} for scalars in both)
+        assert ours and ours != others, "another seed, the same losses"
