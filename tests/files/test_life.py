@@ -27,7 +27,7 @@ from helpers.files import (
     smoke_total,
     uses,
 )
-from helpers.processes import inspect_run, inspect_runs, kill_at_checkpoint, run_dir
+from helpers.processes import inspect_run, inspect_runs, kill_at_checkpoint, run_dir, short_games
 from helpers.scalars import assert_clean, grid, raw_scalars, tensorboard_scalars, untimed
 
 LOSSES = {  # the name of a loss in the main block, and in the log; others: td_loss
@@ -89,6 +89,7 @@ else:
 for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "act_state", "int_return"):
     # PQN starts anew; a chunk of iterations is as long as the machine is fast
     state = not (key == "act_state" and "q_network" in globals()) and not (key == "chunk" and "max_chunk" in globals())
+    state &= not (key == "log_alpha" and "learner" in globals())  # where it began, and what has become of it
     if key in globals() and state:
         kept[key] = globals()[key]
 if "rng" in globals():
@@ -117,10 +118,10 @@ result["kept"] = flat(kept)
 @each()
 def test_life_of_a_run(name, tmp_path):
     require_for(name)
-    argv = [*smoke(name), "--upload-model", "--hf-entity", "someone"]
+    argv = [*smoke(name, checkpoint_freq=1), "--upload-model", "--hf-entity", "someone"]
     torch = uses(name, "torch")
     loss, loss_tag = LOSSES.get(family(name), ("td_loss", "losses/td_loss"))
-    before = RECORD.replace("LOSS", loss) if torch else ""
+    before = short_games(name) + (RECORD.replace("LOSS", loss) if torch else "")
     copy = shutil.copy(script(name), tmp_path)
     if "--env-id tensor_sims:" in LINEAGE[name]["smoke"]:  # a simulator of the user's own lies beside the file
         shutil.copy(HELPERS / "tensor_sims.py", tmp_path)
@@ -194,7 +195,7 @@ def assert_goes_on(name, whole, kept, cwd):
         assert again == untimed(first)[: len(again)], "the same seed, other metrics"
         argvs.append(["--resume", killed])
     argvs += [smoke(name, seed=8)] * (name in SEEDED)
-    restored, *_ = inspect_runs(script(name), argvs, cwd=cwd, after=KEPT)
+    restored, *_ = inspect_runs(script(name), argvs, cwd=cwd, before=short_games(name), after=KEPT)
 
     assert restored["kept"].keys() == kept.keys() and len(kept) > 8
     for key, value in kept.items():

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from helpers import forks
-from helpers.files import HELPERS, ROOT, imports, script
+from helpers.files import HELPERS, ROOT, imports, script, uses
 
 
 def environment(gpu=False, **changes):
@@ -137,6 +137,40 @@ def run_dir(cwd):
     return folder
 
 
+# run before a file: games end after some ten steps, so that a short run sees episodes end, and so does an evaluation
+SHORT_GAMES = """
+import functools
+
+
+def shorten(owner, name, **limits):
+    original = getattr(owner, name)
+    if not hasattr(original, "__wrapped__"):
+        short = functools.wraps(original)(lambda *args, **options: original(*args, **limits | options))
+        setattr(owner, name, short)
+
+
+if GAMES == "ale_py":
+    import ale_py.vector_env
+
+    shorten(ale_py.vector_env, "AtariVectorEnv", max_num_frames_per_episode=160)
+elif GAMES == "envpool":
+    import envpool
+
+    shorten(envpool, "make", max_episode_steps=30)
+elif GAMES == "pettingzoo":
+    import pettingzoo.atari.base_atari_env
+
+    shorten(pettingzoo.atari.base_atari_env.ParallelAtariEnv, "__init__", max_cycles=60)
+"""
+
+
+def short_games(name):
+    """The code that shortens the games of a file; nothing for other files, and where actors are processes of their own."""
+    games = [module for module in ("pettingzoo", "envpool", "ale_py") if uses(name, module)]
+    short = games and not uses(name, "ray") and "procgen" not in name  # whose games take no limit
+    return f"GAMES = {games[0]!r}\n{SHORT_GAMES}" if short else ""
+
+
 KILL = """
 import os
 import runpy
@@ -168,5 +202,5 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def kill_at_checkpoint(name, argv, cwd, number, before, step=0):
     """Run until the first checkpoint that has this number and this step, or is later, and kill the process just before,
     or just after, it takes the place of the last."""
-    driver = KILL.format(number=number, before=before, step=step)
+    driver = short_games(name) + KILL.format(number=number, before=before, step=step)
     run(script(name), *argv, cwd=cwd, driver=driver, code=-signal.SIGKILL)
