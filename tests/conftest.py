@@ -229,6 +229,7 @@ def load(name):
 def environment(gpu=False, **changes):
     """The environment of a script: on the CPU unless asked, with the probe environments importable, W&B offline."""
     env = os.environ | {"PYTHONPATH": str(TESTS), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    env.pop("WANDB_SERVICE", None)  # of a test that ran W&B in this process: a run in it stays open after its end
     env |= {"OMP_NUM_THREADS": "1"}  # tests run side by side
     env |= {"RAY_AUTH_MODE": "disabled"}  # else Ray writes a token into the home folder
     env |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/jax")}  # a run takes what another has compiled

@@ -47,7 +47,7 @@ run.mkdir(parents=True)
 (run / "args.json").write_text(json.dumps(args | {"total_timesteps": int(args["total_timesteps"])}))
 stubborn = ["sh", "-c", "trap '' TERM; exec sleep 100"]
 child = subprocess.Popen(stubborn) if float(args["sleep"]) > 1 else None
-names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION", "WANDB_SERVICE")
 info = {"begun": time.time(), "env": {name: os.environ.get(name) for name in names}}
 info |= {"pids": [os.getpid()] + ([child.pid] if child else []), "argv": sys.argv[1:]}
 Path("info.json").write_text(json.dumps(info))
@@ -583,7 +583,7 @@ print([trial.state.name for trial in study.trials], study.best_value)
 
 
 def test_wandb(tune, monkeypatch):
-    """Each trial is a run of W&B, here offline, with its parameters, score and state."""
+    """Each trial is a run of W&B, here offline, with parameters, score and state; scripts have a W&B of their own."""
     require("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -597,3 +597,4 @@ def test_wandb(tune, monkeypatch):
     assert len(files) == 2 and all(b"a-project" in text for text in data)
     assert any(b"COMPLETE" in text and b"s_0" in text for text in data)
     assert any(b"FAIL" in text and b"s_1" in text for text in data)
+    assert os.environ["WANDB_SERVICE"] and {info["env"]["WANDB_SERVICE"] for info in infos()} == {""}
