@@ -307,6 +307,7 @@ class Tuner:
         """The environment of a script: its share of the cores, and of the GPUs in turn."""
         path = os.environ.get("PYTHONPATH")
         changes = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))} if path else {}
+        changes["WANDB_SERVICE"] = ""  # W&B of our own, in which a run of another process stays open after its end
         if self.engine == "ray":  # which deals out cores and GPUs itself
             return changes
         return os.environ | changes | thread_limits(self.workers) | gpu_share(slot, self.workers, self.gpus, 1)

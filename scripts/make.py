@@ -1,7 +1,9 @@
 """What the Makefile does, for every platform: python scripts/make.py {train,test} [arguments of ppo.py or pytest].
 
-Both commands make .venv in the repository if it is not there and install what they need into it with pip. An existing
+Both make .venv in the repository if it is not there and install what they need into it with pip. An existing
 .venv is used as it is; what it holds is remembered in .venv/installed.json, so that a second call starts at once.
+The tests need packages of the system, too: `test` installs those that are missing if it is root, and so does `system`,
+which does nothing else.
 """
 
 import sys
@@ -24,6 +26,25 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "cloud", "docs", "scripts", "tests"]
 TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
 TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune", "cloud", "docs"}
+SYSTEM = {  # a program, or a library by its name with "lib": the packages of Debian that bring it
+    "bash": "bash",
+    "chromium|chromium-browser|google-chrome": "chromium fonts-dejavu-core",  # shows the benchmark page and the site
+    "git": "git",
+    "godot3-server": "godot3-server",  # plays the game in tests/godot
+    "ip": "iproute2",  # a cluster of Slurm has a network of its own
+    "libEGL": "libegl1 libgl1-mesa-dri",  # with which MuJoCo draws where there is no screen
+    "libGL": "libgl1",
+    "libatomic": "libatomic1",  # of the Node.js that drives the browser
+    "libgthread-2.0": "libglib2.0-0",  # of Qt, with which Procgen draws
+    "mmdebstrap": "mmdebstrap",  # makes the Debian on which the container image stands
+    "munged": "munge",
+    "podman": "podman",
+    "runc": "runc",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "unshare": "util-linux",
+}
+SLURM = {"munged", "slurmctld", "slurmd"}
 
 
 def call(*command, **environment):
@@ -54,45 +75,26 @@ def install(extras):
     stamp.write_text(json.dumps({"pyproject": pyproject, "extras": extras}))
 
 
-def apt(packages, what):
-    """Install packages of the system, or say how; an empty list is there already."""
+def missing(name):
+    """Whether the system has no such program or library; of "a|b" one is enough."""
+    if name.startswith("lib"):
+        return not ctypes.util.find_library(name[3:])
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return not any(shutil.which(program, path=path) for program in name.split("|"))
+
+
+def system(arguments):
+    """Install the packages of the system that the tests need, or say how."""
+    words = " ".join(arguments)
+    needed = {name for name in SYSTEM if name not in SLURM or "--ignore" not in words or "test_engines.py" not in words}
+    packages = sorted({package for name in filter(missing, needed) for package in SYSTEM[name].split()})
     command = ["apt-get", "install", "-qy", "--no-install-recommends", *packages]
     if not packages or not sys.platform.startswith("linux"):
         return
     if not shutil.which("apt-get") or os.geteuid() != 0:
-        sys.exit(f"The tests need {what}; on Debian and Ubuntu: sudo {' '.join(command)}")
+        sys.exit(f"The tests need more of the system; on Debian and Ubuntu: sudo {' '.join(command)}")
     call("apt-get", "update", "-q")
     call(*command, DEBIAN_FRONTEND="noninteractive")
-
-
-def install_gl():
-    """Without a screen MuJoCo renders through EGL and OpenGL, and Qt needs GLib."""
-    there = all(map(ctypes.util.find_library, ["EGL", "GL", "gthread-2.0"]))
-    apt([] if there else ["libegl1", "libgl1", "libgl1-mesa-dri", "libglib2.0-0"], "EGL, OpenGL and GLib")
-
-
-def install_godot():
-    """The Godot engine without a screen, which plays the game in tests/godot."""
-    apt([] if shutil.which("godot3-server") else ["godot3-server"], "Godot")
-
-
-def install_slurm():
-    """The programs of a Slurm cluster, which the tests start in a network of its own, made with `ip`."""
-    packages = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge", "ip": "iproute2"}
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    apt(sorted({packages[program] for program in packages if not shutil.which(program, path=path)}), "Slurm")
-
-
-def install_browser():
-    """The browser in which the tests look at the benchmark page and the site, and letters for it."""
-    found = any(map(shutil.which, ["chromium", "chromium-browser", "google-chrome"]))
-    apt([] if found else ["chromium", "fonts-dejavu-core"], "Chromium")
-
-
-def install_podman():
-    """What builds and runs the container image, and makes the Debian that it stands on."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    apt([name for name in ("podman", "runc", "mmdebstrap") if not shutil.which(name, path=path)], "podman")
 
 
 def install_checkov():
@@ -110,15 +112,10 @@ def train(arguments):
 
 
 def test(arguments):
+    system(arguments)
     install(TEST_EXTRAS)
     python("-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "requirements/no-deps.txt")
-    install_gl()
-    install_godot()
-    install_browser()
     install_checkov()
-    install_podman()
-    if "test_engines.py" not in " ".join(arguments) or "--ignore" not in " ".join(arguments):
-        install_slurm()
     folders = [name for name in FOLDERS if (ROOT / name).exists()]
     python("-m", "cleanrl_utils.style")
     python("-m", "ruff", "check", *folders)
@@ -129,7 +126,7 @@ def test(arguments):
 
 
 if __name__ == "__main__":
-    commands = {"train": train, "test": test}
+    commands = {"train": train, "test": test, "system": system}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](sys.argv[2:])

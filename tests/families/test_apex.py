@@ -336,7 +336,7 @@ def actor_pids(mark):
     return [pid for pid, command in processes(mark).items() if command.startswith("ray::Actor")]
 
 
-def wait_for(condition, what, seconds=120):
+def wait_for(condition, what, seconds=240):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"no {what} after {seconds} s"
@@ -463,7 +463,7 @@ def steps():
 
 
 def reach(step):
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while steps() < step:
         assert run.poll() is None and time.monotonic() < end, (run.poll(), steps())
         time.sleep(0.2)

@@ -36,6 +36,8 @@ step = int(checkpoint.read_text()) if args.resume else 0
 journal.write(f"start {os.getpid()}\\n")
 while step < args.steps:
     time.sleep(0.1 if args.env_id == "long" else 0)
+    while step == args.steps // 2 and Path("hold").exists() and not stopped:
+        time.sleep(0.1)
     step += 1
     journal.write(f"step {step}\\n")
     if stopped or (args.env_id == "again" and step == 1 and not args.resume):
@@ -49,7 +51,7 @@ journal.write("end\\n")
 """
 
 
-def wait_for(condition, what, seconds=90):
+def wait_for(condition, what, seconds=240):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"no {what} after {seconds} s"

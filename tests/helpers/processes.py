@@ -19,6 +19,7 @@ from helpers.files import HELPERS, ROOT, imports, script, uses
 def environment(gpu=False, **changes):
     """The environment of a script: on the CPU unless asked, with the probe environments importable, W&B offline."""
     env = os.environ | {"PYTHONPATH": str(HELPERS), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    env.pop("WANDB_SERVICE", None)  # of a test that ran W&B in this process: a run in it stays open after its end
     env |= {"OMP_NUM_THREADS": "1"}  # tests run side by side
     env |= {"RAY_AUTH_MODE": "disabled"}  # else Ray writes a token into the home folder
     env |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/jax")}  # a run takes what another has compiled
@@ -165,7 +166,7 @@ elif GAMES == "pettingzoo":
 
 
 def short_games(name):
-    """The code that shortens the games of a file; nothing for other files, and where actors are processes of their own."""
+    """The code that shortens the games of a file; none for other files, and where actors are processes of their own."""
     games = [module for module in ("pettingzoo", "envpool", "ale_py") if uses(name, module)]
     short = games and not uses(name, "ray") and "procgen" not in name  # whose games take no limit
     return f"GAMES = {games[0]!r}\n{SHORT_GAMES}" if short else ""

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +37,12 @@ def processes(network):
     return {pid: command for pid, command in found.items() if command and command != KEEPER}  # a zombie has none
 
 
+def catches(pid, number):
+    """Whether a process has a handler of its own for a signal."""
+    caught = re.search(r"(?m)^SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    return int(caught, 16) >> (number - 1) & 1
+
+
 def parent(pid):
     return int(re.search(r"(?m)^PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
 
@@ -61,7 +66,7 @@ class Place:
     def log(self):
         return (self.folder / "benchmark.log").read_text()
 
-    def run(self, *argv, code=0, timeout=180, **options):
+    def run(self, *argv, code=0, timeout=400, **options):
         process = self.start(*argv, **options)
         try:
             found = process.wait(timeout)
@@ -196,7 +201,7 @@ def slurm_cluster(tmp_path_factory):
         yield cluster
         for daemon in ("slurmd", "slurmctld", "munged"):
             cluster.stop(daemon)
-        wait_for(lambda: not processes(name), "end of Slurm", 30)
+        wait_for(lambda: not processes(name), "end of Slurm")
 
 
 @pytest.fixture
@@ -207,7 +212,7 @@ def slurm(slurm_cluster, tmp_path):
     yield slurm_cluster, Place(folder, slurm_cluster.before, SLURM_CONF=slurm_cluster.env["SLURM_CONF"])
     for line in slurm_cluster.queue():
         slurm_cluster.call("scancel", line.split()[0])
-    wait_for(lambda: not slurm_cluster.queue(), "empty queue", 60)
+    wait_for(lambda: not slurm_cluster.queue(), "empty queue")
 
 
 SLURM_FLAGS = "--engine", "slurm", "--slurm-gpus-per-task", 0
@@ -238,11 +243,13 @@ def test_slurm_requeues_what_was_interrupted(slurm):
     cluster, place = slurm
     command = "python tiny.py --steps 40"
     flags = "--env-ids", "again", "long", *SLURM_FLAGS, "--workers", 4
+    (place.folder / "hold").touch()
     process = place.start(*flags, command=command)
     place.reach("long-1", 5, process)
     (job,) = re.findall(r"Submitted job (\d+)", place.log())
     cluster.call("scancel", "--batch", "--signal=TERM", f"{job}_1")  # as --signal=B:TERM@60 does
-    assert process.wait(90) == 0, place.log()
+    (place.folder / "hold").unlink()
+    assert process.wait(300) == 0, place.log()
     for name, task in ("again-1", 0), ("long-1", 1):
         place.check(name, 40, 2)
         assert re.findall(r"start (\d)", task_log(place, f"{job}_{task}")) == ["1", "2"]
@@ -263,6 +270,7 @@ def test_slurm_loses_slurmd_and_the_runner(slurm):
     scancel stops the job for good."""
     cluster, place = slurm
     flags, command = ("--env-ids", "long", *SLURM_FLAGS, "--workers", 4), "python tiny.py --steps 200"
+    (place.folder / "hold").touch()
     first = place.start(*flags, command=command, seeds=2)
     place.reach("long-2", 5, first)
     first.kill()
@@ -279,11 +287,12 @@ def test_slurm_loses_slurmd_and_the_runner(slurm):
     cluster.launch("slurmctld")
     wait_for(lambda: "The queue answers again" in place.log(), "notice")
     second.send_signal(signal.SIGINT)
-    assert second.wait(30) == 75
+    assert second.wait(300) == 75
     assert "Submitted" not in place.log() and f"to cancel them: scancel {job}" in place.log()
     assert len(cluster.queue()) == 2
 
     cluster.call("scancel", f"{job}_1")
+    (place.folder / "hold").unlink()
     log = place.run(*flags, command=command, seeds=2, code=1)
     assert "1 of 2 done, 0 running, 1 failed" in log and "left the queue without a result" in log
     place.check("long-1", 200, 1)
@@ -304,7 +313,7 @@ def test_slurm_runs_ppo(slurm):
     wait_for(lambda: list(place.folder.glob("runs/CartPole*/events*")), "run")
     (job,) = re.findall(r"Submitted job (\d+)", place.log())
     cluster.call("scancel", "--batch", "--signal=TERM", f"{job}_0")
-    assert process.wait(120) == 0, place.log()
+    assert process.wait(300) == 0, place.log()
     (record,) = place.folder.glob("runs/.benchmark/CartPole*/done.json")
     (folder,) = place.folder.glob("runs/CartPole*")
     record = json.loads(record.read_text())
@@ -361,6 +370,7 @@ def test_ray_loses_a_worker_and_a_node(tmp_path):
         with subprocess.Popen([*before, sys.executable, "-c", CLUSTER], **pipes) as cluster:
             known = json.loads(cluster.stdout.readline())
             flags = "--engine", "ray", "--ray-address", known["address"], "--workers", 4
+            (tmp_path / "hold").touch()
             process = place.start("--env-ids", "long", *flags, command=command, seeds=4)
             names = [f"long-{seed}" for seed in (1, 2, 3, 4)]
             for name in names:
@@ -374,7 +384,8 @@ def test_ray_loses_a_worker_and_a_node(tmp_path):
             first, second = (name for name in names if nodes[name] == known["raylets"][1])
             os.kill(known["raylets"][1], signal.SIGKILL)
             os.kill(workers[first], signal.SIGKILL)  # the other one is left to end its task
-            assert process.wait(150) == 0, place.log()
+            (tmp_path / "hold").unlink()
+            assert process.wait(300) == 0, place.log()
             for name in names:
                 place.check(name, 120, 2 if name in (victim, first) else 1)
             log = place.run("--env-ids", "again", "fail", *flags, command="python tiny.py --steps 3", code=1)
@@ -389,18 +400,20 @@ def test_ray_of_its_own(tmp_path):
     flags, command = ("--env-ids", "long", "--engine", "ray", "--workers", 2), "python tiny.py --steps 80"
     with network() as (name, before):
         place = Place(tmp_path, before)
+        (tmp_path / "hold").touch()
         process = place.start(*flags, command=command)
         place.reach("long-1", 5, process)
         process.terminate()
-        assert process.wait(60) == 75 and "Interrupted" in place.log(), place.log()
+        assert process.wait(300) == 75 and "Interrupted" in place.log(), place.log()
         assert place.journal("long-1")[-1] == "checkpoint"
-        wait_for(lambda: not processes(name), "end of all processes", 30)
+        wait_for(lambda: not processes(name), "end of all processes")
         process = place.start(*flags, command=command)
         wait_for(lambda: len(place.pids("long-1")) == 2, "second start")
         process.kill()
         process.wait()  # some of Ray's processes notice after a minute, but the run at once
-        wait_for(lambda: not re.search("cells.py|tiny.py", str(processes(name))), "end of the run", 30)
+        wait_for(lambda: not re.search("cells.py|tiny.py", str(processes(name))), "end of the run")
         assert place.journal("long-1")[-1] == "checkpoint"
+        (tmp_path / "hold").unlink()
         assert "1 of 1 done" in place.run(*flags, command=command)
         place.check("long-1", 80, 3)
 
@@ -463,9 +476,9 @@ def test_aws_batch(batch, tmp_path):
     process = place.start(*flags, "--workers", 1, seeds=2)
     (job,) = wait_for(lambda: re.findall(r"Submitted job (\S+) with 4 tasks", place.log()), "job")
     wait_for(lambda: f"4 cells in jobs {job}\n" in place.log(), "line")
-    time.sleep(0.5)
+    wait_for(lambda: catches(process.pid, signal.SIGTERM), "handlers of signals")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 75 and f"terminate-job --reason stop --job-id {job}" in place.log(), place.log()
+    assert process.wait(300) == 75 and f"terminate-job --reason stop --job-id {job}" in place.log(), place.log()
     process = place.start(*flags, "--workers", 1, seeds=2)
     wait_for(lambda: f"4 cells in jobs {job}\n" in place.log(), "line")
     assert "Submitted" not in place.log()
@@ -474,7 +487,7 @@ def test_aws_batch(batch, tmp_path):
         env = place.env | {"AWS_BATCH_JOB_ARRAY_INDEX": str(index)}
         subprocess.run(container["command"], env=env, cwd="/", check=False)
     jobs("fail")
-    assert process.wait(60) == 1
+    assert process.wait(300) == 1
     assert "2 of 4 done, 0 running, 2 failed" in place.log() and "seed 2 fails on purpose" in place.log()
     for seed in (1, 2):
         place.check(f"quick-{seed}", 1, 1)

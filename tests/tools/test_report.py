@@ -15,7 +15,7 @@ import pytest
 from cleanrl_utils import report, results, stats
 from helpers import browser
 from helpers.browser import chromium  # noqa: F401
-from helpers.files import ROOT, require_program
+from helpers.files import ROOT, require
 
 RETURN = "charts/episodic_return"
 
@@ -89,7 +89,11 @@ def write_video(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = ["-f", "lavfi", "-i", "testsrc=duration=1:size=64x64:rate=10"]
     code = ["-c:v", "libx264", "-pix_fmt", "yuv420p"]
-    subprocess.run(["ffmpeg", "-v", "error", *picture, *code, "-y", str(path)], check=True)
+    require("imageio_ffmpeg")  # comes with MoviePy, and brings an ffmpeg
+    import imageio_ffmpeg
+
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", *picture, *code, "-y", str(path)]
+    subprocess.run(command, check=True)
 
 
 def build(*paths, output, code=0, flags=(), cwd=None):
@@ -106,7 +110,6 @@ EVIL = "</script><img src=x onerror=\"document.title='taken'\">"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Runs of two algorithms in two environments, one of them with videos, and the report of them."""
-    require_program("ffmpeg")
     folder = tmp_path_factory.mktemp("report")
     runs = folder / "runs"
     for seed in (1, 2, 3, 4):

@@ -37,8 +37,9 @@ class Args:
     sleep: float = 0
     crash: int = 0
     crash_seed: int = 0
+    crowd: int = 0
 
-args = {"x": "0", "sleep": "0", "total_timesteps": "100", "crash": "0", "crash_seed": "0"}
+args = {"x": "0", "sleep": "0", "total_timesteps": "100", "crash": "0", "crash_seed": "0", "crowd": "0"}
 for i, word in enumerate(sys.argv):
     if word.startswith("--"):
         value = "".join(sys.argv[i + 1 : i + 2])
@@ -48,10 +49,13 @@ run.mkdir(parents=True)
 (run / "args.json").write_text(json.dumps(args | {"total_timesteps": int(args["total_timesteps"])}))
 stubborn = ["sh", "-c", "trap '' TERM; exec sleep 100"]
 child = subprocess.Popen(stubborn) if float(args["sleep"]) > 1 else None
-names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION", "WANDB_SERVICE")
 info = {"begun": time.time(), "env": {name: os.environ.get(name) for name in names}}
 info |= {"pids": [os.getpid()] + ([child.pid] if child else []), "argv": sys.argv[1:]}
-Path("info.json").write_text(json.dumps(info))
+Path("info.tmp").write_text(json.dumps(info))
+os.replace("info.tmp", "info.json")
+while len(list(Path("../..").rglob("info.json"))) < int(args["crowd"]):
+    time.sleep(0.05)
 if int(args["crash"]) and args["crash_seed"] in ("0", args["seed"]):
     print("something broke")
     sys.exit(int(args["crash"]))
@@ -62,7 +66,8 @@ with open(run / "events", "wb", buffering=0) as file:
         event.summary.value.add(tag="score", simple_value=float(args["x"]) * int(args["seed"]) * tenth)
         data = event.SerializeToString()
         file.write(struct.pack("<QI", len(data), 0) + data + bytes(4))
-Path("info.json").write_text(json.dumps(info | {"ended": time.time()}))
+Path("info.tmp").write_text(json.dumps(info | {"ended": time.time()}))
+os.replace("info.tmp", "info.json")
 """
 
 
@@ -102,7 +107,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=180):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
@@ -220,7 +225,7 @@ def test_workers_share_the_machine(tune, monkeypatch):
     for name in ("OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    tune(lambda trial: {"sleep": 1}, num_trials=3, num_seeds=2, workers=4)
+    tune(lambda trial: {"crowd": 4}, num_trials=3, num_seeds=2, workers=4)
     runs = infos()
     changes = sorted([(run["begun"], 1) for run in runs] + [(run["ended"], -1) for run in runs])
     running = list(itertools.accumulate(change for _, change in changes))
@@ -255,7 +260,7 @@ def test_a_hopeless_trial_is_pruned(tune):
     import optuna
 
     def params_fn(trial):
-        return {"x": [10, 9, 1, 20][trial.number], "sleep": 10 * (trial.number == 2), "total-timesteps": 1000}
+        return {"x": [10, 9, 1, 20][trial.number], "sleep": 20 * (trial.number == 2), "total-timesteps": 1000}
 
     pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=2)
     study = tune(params_fn, 4, num_seeds=2, pruner=pruner, workers=2)
@@ -335,7 +340,6 @@ def test_kill_and_resume(tune, tmp_path):
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_until(lambda: len(list(Path("runs/s/trial-0001").rglob("info.json"))) == 2)
-        time.sleep(0.2)  # info.json is written whole
         refused = subprocess.run(command, env=env, capture_output=True, text=True)
         assert "study s is being tuned by another process" in refused.stderr
     finally:
@@ -562,7 +566,7 @@ if args["seed"] == "1" and "trial-0000" in os.getcwd() and "again" not in os.get
 import optuna
 from cleanrl_utils.tuner import Tuner
 
-params = lambda trial: {"x": 3 - trial.number, "sleep": 0 if trial.number < 2 else 20, "crash": int(trial.number == 1)}
+params = lambda trial: {"x": 3 - trial.number, "sleep": 0 if trial.number < 2 else 40, "crash": int(trial.number == 1)}
 pruner = optuna.pruners.MedianPruner(n_startup_trials=1)
 options = {"metric_last_n_average_window": 1, "pruner": pruner, "study_name": "s", "workers": 2, "engine": "ray"}
 tuner = Tuner(script="script.py", metric="score", target_scores={"A": [0, 10]}, params_fn=params, **options)
@@ -572,7 +576,7 @@ print([trial.state.name for trial in study.trials], study.best_value)
     )
     env = environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(
-        [*private_network(), sys.executable, "driver.py"], env=env, capture_output=True, text=True, timeout=200
+        [*private_network(), sys.executable, "driver.py"], env=env, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "['COMPLETE', 'FAIL', 'PRUNED'] 4.5" in done.stdout, done.stdout
@@ -584,7 +588,7 @@ print([trial.state.name for trial in study.trials], study.best_value)
 
 
 def test_wandb(tune, monkeypatch):
-    """Each trial is a run of W&B, here offline, with its parameters, score and state."""
+    """Each trial is a run of W&B, here offline, with parameters, score and state; scripts have a W&B of their own."""
     require("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -598,3 +602,4 @@ def test_wandb(tune, monkeypatch):
     assert len(files) == 2 and all(b"a-project" in text for text in data)
     assert any(b"COMPLETE" in text and b"s_0" in text for text in data)
     assert any(b"FAIL" in text and b"s_1" in text for text in data)
+    assert os.environ["WANDB_SERVICE"] and {info["env"]["WANDB_SERVICE"] for info in infos()} == {""}
