@@ -29,15 +29,10 @@ import tomllib
 from datetime import timedelta
 from pathlib import Path
 
-from cleanrl_utils import cells
+from cleanrl_utils import cells, fail
 
 ENGINES = ("local", "slurm", "ray", "aws-batch")
 SUITE_KEYS = {"commands", "env_ids", "num_seeds", "start_seed"}
-
-
-def fail(message):
-    print(f"benchmark: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def read_suite(path):

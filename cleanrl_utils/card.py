@@ -9,17 +9,12 @@ import ast
 import json
 import re
 import shlex
-import sys
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
+from cleanrl_utils import fail
 from cleanrl_utils.events import read_scalars
-
-
-def fail(message, code=2):
-    print(f"{Path(sys.argv[0]).stem}: {message}", file=sys.stderr)
-    sys.exit(code)
 
 
 def repository_name(env_id, exp_name, seed):

@@ -25,8 +25,8 @@ import threading
 import time
 from pathlib import Path
 
-from cleanrl_utils import cells
-from cleanrl_utils.benchmark import command_of, fail, write_matrix
+from cleanrl_utils import cells, fail
+from cleanrl_utils.benchmark import command_of, write_matrix
 
 TEMPLATE = Path(__file__).with_name("slurm_template.sh")
 NAME = "cleanrl-"  # of a job, before the name of its list of cells

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.card import fail, load_args, repository_name
+from cleanrl_utils import fail
+from cleanrl_utils.card import load_args, repository_name
 from cleanrl_utils.evaluate import CannotPlay, evaluate_run
 from cleanrl_utils.hub import SCRIPTS, download, find, need_model
 

@@ -19,7 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from cleanrl_utils.card import card, fail, load_args, repository_name, script_of
+from cleanrl_utils import fail
+from cleanrl_utils.card import card, load_args, repository_name, script_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl"  # our own copies of the files
 TRAVELS = re.compile(  # the files of a run that a repository holds; anything else is neither pushed nor pulled

@@ -33,7 +33,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from cleanrl_utils import events, results, stats
+from cleanrl_utils import events, fail, results, stats
 
 PAGE = Path(__file__).parent / "report_page"
 RETURN = results.RETURN
@@ -49,11 +49,6 @@ MODES = {
     "the points of a recorded curve, of all runs) and 1 the best published score of the algorithms shown",
 }
 TAUS, PARTS = 101, 50  # points of performance profiles, and of the course of the interquartile mean
-
-
-def fail(message):
-    print(f"report: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 # Runs

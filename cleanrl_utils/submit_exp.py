@@ -28,7 +28,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cleanrl_utils import benchmark, cells, cloud_cost, engines, s3_cells
+from cleanrl_utils import benchmark, cells, cloud_cost, engines, fail, s3_cells
 
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.I)
 SECRET_FLAG = re.compile(r"-.*(key|token|secret|password)", re.I)
@@ -39,11 +39,6 @@ RANDOM_FORMS = r"^([0-9a-f]{40}|[A-Za-z0-9/+]{40})$"  # keys of W&B and of AWS, 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NPROC")
 ALIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")  # of a job of Batch
 ENDED = ("SUCCEEDED", "FAILED")
-
-
-def fail(message):
-    print(f"submit_exp: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def check_names(matrix):
