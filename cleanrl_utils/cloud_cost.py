@@ -30,7 +30,7 @@ def kind(cell):
 
 def local_speeds(kinds, runs, newest=3):
     """(script, environment) -> steps per second of some finished or unfinished runs on this machine."""
-    from cleanrl_utils.events import read_scalars
+    from cleanrl_utils.runs.events import read_scalars
 
     found = {}
     for args in sorted(Path(runs).glob("*/args.json"), key=lambda path: path.stat().st_mtime, reverse=True):

@@ -31,8 +31,8 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils import fail
-from cleanrl_utils.results import curve_edges, full_commit, load, of_commit, plain
-from cleanrl_utils.stats import t_quantile
+from cleanrl_utils.runs.results import curve_edges, full_commit, load, of_commit, plain
+from cleanrl_utils.runs.stats import t_quantile
 
 MIN_SEEDS = 3
 TOLERANCE = 1.0  # per cent: a smaller difference is none, however sure

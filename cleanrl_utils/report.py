@@ -33,9 +33,10 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from cleanrl_utils import events, fail, results, stats
+from cleanrl_utils import fail
+from cleanrl_utils.runs import events, results, stats
 
-PAGE = Path(__file__).parent / "report_page"
+PAGE = Path(__file__).parent / "pages/report"
 RETURN = results.RETURN
 BINS, RECORDED_BINS = 200, 100
 SMOOTH = 2  # points on either side over which the page first averages a run

@@ -23,8 +23,8 @@ import numpy as np
 
 from cleanrl_utils import fail
 from cleanrl_utils.compare import clean, compare, markdown, pair
-from cleanrl_utils.results import Run, curve_edges, full_commit, load, of_commit
-from cleanrl_utils.stats import bootstrap_curves
+from cleanrl_utils.runs.results import Run, curve_edges, full_commit, load, of_commit
+from cleanrl_utils.runs.stats import bootstrap_curves
 
 
 def fetch_run(tracked, options):

@@ -124,7 +124,7 @@ def build(module, table, kind):
 def make_tuner(config):
     import optuna
 
-    from cleanrl_utils.card import script_flags
+    from cleanrl_utils.runs.folder import script_flags
     from cleanrl_utils.tuner import Tuner
 
     flags = script_flags(config["script"]) if Path(config["script"]).is_file() else {}
