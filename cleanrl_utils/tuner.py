@@ -38,7 +38,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from cleanrl_utils.benchmark import gpu_share, thread_limits, visible_gpus
+from cleanrl_utils.engines.local import gpu_share, thread_limits, visible_gpus
 from cleanrl_utils.runs.events import follow
 from cleanrl_utils.runs.folder import script_flags
 
