@@ -10,7 +10,7 @@ from synthetic_runs import write_run
 from benchmark.record import Options
 from benchmark.record import main as record
 from cleanrl_utils.compare import area, judge, main, verdict
-from cleanrl_utils.results import Run, load
+from cleanrl_utils.runs.results import Run, load
 
 SHAPES = {
     "normal": lambda rng, size: rng.normal(size=size),

@@ -22,7 +22,7 @@ from conftest import (
 from test_bad_input import assert_stops_on_non_finite_loss, refuse
 from test_resume import kill_at_checkpoint
 
-from cleanrl_utils.results import read_folder
+from cleanrl_utils.runs.results import read_folder
 
 NAMES = ["ppo_jax", "dqn_onchip_jax"]
 GAMMA = 0.5

@@ -8,7 +8,7 @@ from conftest import run, run_dir, script, smoke
 from synthetic_runs import write_run
 
 from benchmark.record import Options, main
-from cleanrl_utils.results import has_ended
+from cleanrl_utils.runs.results import has_ended
 
 
 @pytest.mark.parametrize("name, total, last, next_stop", [("ppo", 300, 256, 320), ("dqn", 250, 250, 251)])

@@ -15,7 +15,8 @@ import pytest
 from browser import chromium  # noqa: F401
 from conftest import ROOT, require_program
 
-from cleanrl_utils import report, results, stats
+from cleanrl_utils import report
+from cleanrl_utils.runs import results, stats
 
 RETURN = "charts/episodic_return"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, environment, posix, raw_scalars, require_for, run, run_dir, script, untimed
 
-from cleanrl_utils.card import script_flags
 from cleanrl_utils.reproduce import first_difference, harmless
+from cleanrl_utils.runs.folder import script_flags
 
 FLAGS = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "1024", "--no-cuda"]
 

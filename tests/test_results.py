@@ -1,4 +1,4 @@
-"""cleanrl_utils.results finds runs and recorded results and reads of them what was written."""
+"""cleanrl_utils.runs.results finds runs and recorded results and reads of them what was written."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from synthetic_runs import scalar, write_events, write_run
 from tensorboard.compat.proto.event_pb2 import Event
 
 from benchmark.record import Options, main
-from cleanrl_utils.results import find_videos, flags, load, reference
+from cleanrl_utils.runs.results import find_videos, flags, load, reference
 
 
 def test_a_run(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, environment, require
 from synthetic_runs import write_run
 
-from cleanrl_utils.results import load
+from cleanrl_utils.runs.results import load
 
 WANDB = """
 import random

@@ -17,7 +17,9 @@ import pytest
 from browser import chromium  # noqa: F401
 from conftest import COMMON_METRICS, FILES, LINEAGE, METRICS, ROOT, each, family, require, script
 
-from cleanrl_utils import results, site, site_pages
+from cleanrl_utils import site
+from cleanrl_utils.pages import facts as site_pages
+from cleanrl_utils.runs import results
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,10 @@ import pytest
 from conftest import ROOT, posix, raw_scalars, require, steps
 from test_engines import TINY, start_moto, wait_for
 
-from cleanrl_utils import cells, cloud_cost, s3_cells, submit_exp
+from cleanrl_utils import submit_exp
+from cleanrl_utils.engines import cells
+from cleanrl_utils.engines import costs as cloud_cost
+from cleanrl_utils.engines import s3_worker as s3_cells
 
 pytestmark = posix
 BUCKET = "experiments"
@@ -86,7 +89,7 @@ class Containers:
         """Write a list of cells to S3 and return the command that a container would be given."""
         self.matrix, url = matrix, f"s3://{BUCKET}/{self.prefix}/matrix-0.json"
         self.s3.put_object(Bucket=BUCKET, Key=f"{self.prefix}/matrix-0.json", Body=json.dumps({"cells": matrix}))
-        return ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", "0.5", "--lease", "5"]
+        return ["python", "-m", "cleanrl_utils.engines.s3_worker", url, "--sync-every", "0.5", "--lease", "5"]
 
     def state(self, index=0):
         return s3_cells.read_state(self.s3, BUCKET, s3_cells.state_key(self.prefix, self.matrix[index]["id"]))[0] or {}
@@ -230,7 +233,7 @@ def test_a_start_without_its_files_changes_none(containers):
     )
 
     containers.s3.put_object(Bucket=BUCKET, Key=files[name], Body=body)
-    slow = "import os, signal; from cleanrl_utils import s3_cells; get = s3_cells.download\n"
+    slow = "import os, signal; from cleanrl_utils.engines import s3_worker as s3_cells; get = s3_cells.download\n"
     slow += "s3_cells.download = lambda *args: (get(*args), os.kill(os.getpid(), signal.SIGTERM))\ns3_cells.main()"
     third = containers.start(["python", "-c", slow, *command[3:]], job="job")
     assert third.wait(60) == 75, third.log()
@@ -656,7 +659,7 @@ def test_two_jobs_have_a_cell(containers, monkeypatch):
         monkeypatch.setenv("AWS_BATCH_JOB_ID", owner)
         s3_cells.Claim(containers.s3, BUCKET, f"{containers.prefix}/cells/{cell}", Path("none"), 600).take()
     jobs, ended = {"A": ("RUNNING", ""), "B": ("FAILED", "exited")}, []
-    monkeypatch.setattr(submit_exp.engines, "aws_states", lambda _, tasks: {task: jobs[task[0]] for task in tasks})
+    monkeypatch.setattr(submit_exp.aws_batch, "states_of", lambda _, tasks: {task: jobs[task[0]] for task in tasks})
     batch = SimpleNamespace(terminate_job=lambda jobId, reason: ended.append(jobId))
     found = submit_exp.survey(containers.s3, batch, BUCKET, containers.prefix, matrix)
     assert [standing for standing, _, _ in found] == ["running", "waiting", "running"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, environment, posix, private_network, require
 
-from cleanrl_utils.events import read_scalars
+from cleanrl_utils.runs.events import read_scalars
 
 pytestmark = [posix]
 
