@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from cleanrl_utils.results import curve_edges, curve_name, full_commit, load, of_commit, references
+from cleanrl_utils.runs.results import curve_edges, curve_name, full_commit, load, of_commit, references
 
 COLUMNS = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
 PACKAGES = ("gymnasium", "gymnax", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")

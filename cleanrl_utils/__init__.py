@@ -1,1 +1,10 @@
-"""The tools around the algorithms of cleanrl/, each one file with its own command line."""
+"""The tools around the algorithms of cleanrl/: `python -m cleanrl_utils.X --help`, where X is a file of this folder."""
+
+import os
+import sys
+
+
+def fail(message, code=2):
+    """End a tool with one line, in the name of the command that was typed."""
+    print(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -30,8 +30,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.results import curve_edges, full_commit, load, of_commit, plain
-from cleanrl_utils.stats import t_quantile
+from cleanrl_utils import fail
+from cleanrl_utils.runs.results import curve_edges, full_commit, load, of_commit, plain
+from cleanrl_utils.runs.stats import t_quantile
 
 MIN_SEEDS = 3
 TOLERANCE = 1.0  # per cent: a smaller difference is none, however sure
@@ -128,11 +129,6 @@ def verdict(lines, overall):
     if "not enough seeds" in verdicts:
         return "not enough seeds"
     return "better" if "better" in verdicts and overall["effect"] > 0 else "same"
-
-
-def fail(message):
-    print(f"compare: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def expand(path):

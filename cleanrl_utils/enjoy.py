@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.card import fail, load_args, repository_name
+from cleanrl_utils import fail
 from cleanrl_utils.evaluate import CannotPlay, evaluate_run
 from cleanrl_utils.hub import SCRIPTS, download, find, need_model
+from cleanrl_utils.runs.card import repository_name
+from cleanrl_utils.runs.folder import load_args
 
 
 def choose_script(repo_id, downloaded, exp_name, trust):

@@ -26,17 +26,14 @@ from pathlib import Path
 
 import numpy as np
 
+from cleanrl_utils import fail
+
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
 FILMING = ("record_video", "record_game", "film_game", "film_match", "film_level", "film_episode")
 
 
 class CannotPlay(ValueError):
     """Why a run cannot be played, in one line."""
-
-
-def fail(message):
-    print(f"evaluate: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def one_line(error):

@@ -19,7 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from cleanrl_utils.card import card, fail, load_args, repository_name, script_of
+from cleanrl_utils import fail
+from cleanrl_utils.runs.card import card, repository_name
+from cleanrl_utils.runs.folder import load_args, script_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl"  # our own copies of the files
 TRAVELS = re.compile(  # the files of a run that a repository holds; anything else is neither pushed nor pulled

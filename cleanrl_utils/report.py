@@ -33,9 +33,10 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from cleanrl_utils import events, results, stats
+from cleanrl_utils import fail
+from cleanrl_utils.runs import events, results, stats
 
-PAGE = Path(__file__).parent / "report_page"
+PAGE = Path(__file__).parent / "pages/report"
 RETURN = results.RETURN
 BINS, RECORDED_BINS = 200, 100
 SMOOTH = 2  # points on either side over which the page first averages a run
@@ -49,11 +50,6 @@ MODES = {
     "the points of a recorded curve, of all runs) and 1 the best published score of the algorithms shown",
 }
 TAUS, PARTS = 101, 50  # points of performance profiles, and of the course of the interquartile mean
-
-
-def fail(message):
-    print(f"report: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 # Runs

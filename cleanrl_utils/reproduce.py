@@ -21,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.card import arguments, fail, load_args, script_flags, script_of
-from cleanrl_utils.events import read_scalars
+from cleanrl_utils import fail
 from cleanrl_utils.hub import SCRIPTS, TRAVELS, download, find, need_model
+from cleanrl_utils.runs.events import read_scalars
+from cleanrl_utils.runs.folder import arguments, load_args, script_flags, script_of
 
 TIMINGS = re.compile("SPS|compile_time")
 ELSEWHERE = "track", "upload_model"  # flags with which a run leaves the machine

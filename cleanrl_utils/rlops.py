@@ -21,14 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from cleanrl_utils import fail
 from cleanrl_utils.compare import clean, compare, markdown, pair
-from cleanrl_utils.results import Run, curve_edges, full_commit, load, of_commit
-from cleanrl_utils.stats import bootstrap_curves
-
-
-def fail(message):
-    print(f"rlops: {' '.join(str(message).split())[:300]}", file=sys.stderr)
-    sys.exit(2)
+from cleanrl_utils.runs.results import Run, curve_edges, full_commit, load, of_commit
+from cleanrl_utils.runs.stats import bootstrap_curves
 
 
 def fetch_run(tracked, options):
@@ -76,7 +72,7 @@ def fetch(tag, options):
         wanted = [run for run in tracked if run.config.get("exp_name") == options.exp_name]
         return [fetch_run(run, options) for run in wanted if run.config.get("env_id") in options.env_ids]
     except Exception as error:  # no network, no key, no such project: as many kinds as W&B has
-        fail(f"cannot read {project} from W&B: {error or type(error).__name__}")
+        fail(f"cannot read {project} from W&B: {' '.join(str(error).split())[:300] or type(error).__name__}")
 
 
 def on_grid(run, edges):

@@ -35,7 +35,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from cleanrl_utils import site_pages
+from cleanrl_utils.pages import facts
 
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[`~]* *$", re.M | re.S)
 LINE_LINK = re.compile(r"""\]\(([^()\s#]+)\#L(\d*)(?:-L(\d+))?(?:\s+(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'))?\)""")
@@ -123,14 +123,14 @@ def fill_blocks(root, path, text):
         start, kind, words, end = match.groups()
         names = [word.removesuffix(".py") for word in (words or "").split()]
         if kind == "algorithms":
-            body = site_pages.algorithms_table(root, lambda page: relative(root / f"docs/{page}", path.parent))
+            body = facts.algorithms_table(root, lambda page: relative(root / f"docs/{page}", path.parent))
         elif names == ["all"]:
-            body = site_pages.all_results(root, link, lambda page: relative(root / f"docs/{page}", path.parent))
+            body = facts.all_results(root, link, lambda page: relative(root / f"docs/{page}", path.parent))
         else:
-            if unknown := [name for name in names if name not in site_pages.lineage(root)]:
+            if unknown := [name for name in names if name not in facts.lineage(root)]:
                 message = f"there is no cleanrl/{unknown[0]}.py to show results of"
                 findings.append(Finding(path, line_of(text, match.start()), message))
-            body = site_pages.results_table(root, names, link)
+            body = facts.results_table(root, names, link)
         return f"{start}\n{body}\n\n{end}"
 
     return BLOCK.sub(fill, text), findings
@@ -138,12 +138,12 @@ def fill_blocks(root, path, text):
 
 def check_metrics(root):
     """Metrics that a page does not explain, itself or by a link to the explanations of another page."""
-    for name, (_, _, page) in site_pages.algorithms(root).items():
+    for name, (_, _, page) in facts.algorithms(root).items():
         path = root / f"docs/rl-algorithms/{page}.md"
         text = path.read_text(encoding="utf-8")
         others = [path.with_name(other) for other in re.findall(rf"\]\(([\w-]+\.md)#{METRICS}\)", text)]
         known = "\n".join([text, *(other.read_text(encoding="utf-8") for other in others if other.exists())])
-        if missing := site_pages.unexplained(root, name, known):
+        if missing := facts.unexplained(root, name, known):
             line = next((n for n, line in enumerate(text.split("\n"), 1) if "metrics" in line and line[:1] == "#"), 1)
             yield Finding(path, line, f"{name}.py logs what is not explained: {', '.join(missing)}")
 
@@ -197,8 +197,8 @@ class Site:
         name = path.relative_to(self.root).as_posix()
         if name.startswith("docs/"):
             return name.removeprefix("docs/")
-        if path.parent == self.root / "cleanrl" and path.stem in site_pages.lineage(self.root):
-            has_parent = "parent" in site_pages.lineage(self.root)[path.stem]
+        if path.parent == self.root / "cleanrl" and path.stem in facts.lineage(self.root):
+            has_parent = "parent" in facts.lineage(self.root)[path.stem]
             return f"source/{'diff-' if anchor == 'diff' and has_parent else ''}{path.stem}.md"
         if path.suffix == ".md" and path.parent == self.root:
             page = f"{path.stem.lower()}.md"
@@ -246,7 +246,7 @@ def add_parts(site, page, text):
     link = from_page(page)
 
     def figures(names, envs=()):
-        content = site_pages.curves(site.root, names, link, envs)
+        content = facts.curves(site.root, names, link, envs)
         return site.part(f"curves {page} {' '.join([*names, *envs])}", content) if content else ""
 
     def behind_table(section, names):
@@ -267,39 +267,39 @@ def add_parts(site, page, text):
         where = relative("benchmark/report/index.html", PurePosixPath(page).with_suffix(""))
         button = f'<p><a class="md-button" href="{where}">All recorded runs, interactively</a></p>'
         first += site.part("report", button) + "\n\n"
-        return first + "".join(map(behind_table, sections, site_pages.by_page(site.root).values()))
+        return first + "".join(map(behind_table, sections, facts.by_page(site.root).values()))
 
     def comment(match):
         words = match[2].split()
         names = [word.removesuffix(".py") for word in words if word.endswith(".py")]
         if match[1] == "curves":
             return figures(names, [word for word in words if not word.endswith(".py")])
-        parent = site_pages.lineage(site.root)[names[0]]["parent"]
-        return site.part(f"excerpt {names[0]}", site_pages.diff_html(site.root, parent, names[0], link, excerpt=True))
+        parent = facts.lineage(site.root)[names[0]]["parent"]
+        return site.part(f"excerpt {names[0]}", facts.diff_html(site.root, parent, names[0], link, excerpt=True))
 
     return ASKED.sub(comment, BLOCK.sub(block, text))
 
 
 def write_source(site, name):
     """The pages of one file of cleanrl/: its text under a table of its flags, and the diff to its parent."""
-    root, parent = site.root, site_pages.lineage(site.root)[name].get("parent")
-    what, where, page = site_pages.algorithms(root)[name]
-    children = [other for other, entry in site_pages.lineage(root).items() if entry.get("parent") == name]
+    root, parent = site.root, facts.lineage(site.root)[name].get("parent")
+    what, where, page = facts.algorithms(root)[name]
+    children = [other for other, entry in facts.lineage(root).items() if entry.get("parent") == name]
     head = [
-        f"[{site_pages.page_title(root, page)}](../rl-algorithms/{page}.md)",
+        f"[{facts.page_title(root, page)}](../rl-algorithms/{page}.md)",
         "[all files](../rl-algorithms/files.md)",
     ]
     if parent:
-        plus, minus = site_pages.changed(root, name)
+        plus, minus = facts.changed(root, name)
         head.append(f"[diff to `{parent}.py`: +{plus} −{minus}](diff-{name}.md)")
     lines = [f"# `{name}.py`", " · ".join(head), f"{what}; {where}."]
     if children:
         lines.append("Variants: " + ", ".join(f"[`{child}.py`](diff-{child}.md)" for child in children) + ".")
-    lines += ["## Flags", CARDS.format("flags", site_pages.flags_table(root, name)), "## Source"]
-    lines.append(site.part(f"source {name}", site_pages.source_html(site_pages.source(root, name), "python")))
+    lines += ["## Flags", CARDS.format("flags", facts.flags_table(root, name)), "## Source"]
+    lines.append(site.part(f"source {name}", facts.source_html(facts.source(root, name), "python")))
     site.write(f"source/{name}.md", "\n\n".join(lines) + "\n", WIDE)
     if parent:
-        content = site_pages.diff_html(root, parent, name, from_page(f"source/diff-{name}.md"))
+        content = facts.diff_html(root, parent, name, from_page(f"source/diff-{name}.md"))
         lines = [f"# `{name}.py` against `{parent}.py`"]
         lines.append(f"{head[0]}: [`{name}.py`]({name}.md) adds {plus} lines to [`{parent}.py`]({parent}.md) and takes "
                      f"{minus} away. What both have is folded.")  # fmt: skip
@@ -326,7 +326,7 @@ def write_other(site, page, path):
         site.write(page, f"# `{name}`\n\n" + "\n".join(items) + "\n", UNSEARCHED)
     else:
         text = path.read_text(encoding="utf-8", errors="replace")
-        content = site.part(f"source {name}", site_pages.source_html(text, LEXERS.get(path.suffix, "text")))
+        content = site.part(f"source {name}", facts.source_html(text, LEXERS.get(path.suffix, "text")))
         site.write(page, f"# `{name}`\n\n{content}\n", f"{WIDE}\n{UNSEARCHED}")
 
 
@@ -340,17 +340,17 @@ def write_lists(site):
     head = ["File", "Algorithm", "Environments", "Page"]
     rows = [
         [f"[`{name}.py`]({link(name)})", what, where, f"[{page}]({page}.md)"]
-        for name, (what, where, page) in site_pages.algorithms(root).items()
+        for name, (what, where, page) in facts.algorithms(root).items()
     ]
-    tree = site_pages.tree(root, link, lambda name: f"../source/diff-{name}.md")
+    tree = facts.tree(root, link, lambda name: f"../source/diff-{name}.md")
     site.write(
         "rl-algorithms/files.md",
         "# All files\n\nOne file is one variant of one algorithm. A variant begins as a copy of its parent and changes "
         "what the algorithm changes, so the diff between the two is the difference between the algorithms.\n\n"
         f"## Descent\n\nBehind each variant: the lines that it adds to its parent and takes away.\n\n{tree}\n\n"
-        f"## What each is for\n\n{site_pages.table(head, rows)}\n",
+        f"## What each is for\n\n{facts.table(head, rows)}\n",
     )
-    metrics = site_pages.metrics_page(root, lambda page: f"{page}.md", link)
+    metrics = facts.metrics_page(root, lambda page: f"{page}.md", link)
     site.write(
         "rl-algorithms/metrics.md",
         "# All metrics\n\nEverything that the files log, read from their text, and where it is explained: the same "
@@ -362,7 +362,7 @@ def write_lists(site):
 def search_boost(root, page):
     """A search finds guides first, those of many files before those of one, and what was tried or decided once last."""
     boost = 0.5 if page.startswith(("log", "decisions")) else 2
-    return f"search: {{boost: {boost + len(site_pages.by_page(root).get(PurePosixPath(page).stem, [])) / 5}}}"
+    return f"search: {{boost: {boost + len(facts.by_page(root).get(PurePosixPath(page).stem, [])) / 5}}}"
 
 
 def assemble(root, folder):
@@ -376,7 +376,7 @@ def assemble(root, folder):
         else:
             (folder / page).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / page)
-    for name in site_pages.lineage(root):
+    for name in facts.lineage(root):
         write_source(site, name)
     write_lists(site)
     while site.todo:

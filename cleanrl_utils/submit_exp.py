@@ -10,7 +10,7 @@
 
 What is to be run is written as for cleanrl_utils.benchmark. The plan and an estimate of its cost are shown, and the
 question asked, before anything is submitted. Cells that are done, or in a queue, are left alone: the same command again
-submits what is missing. Each cell is run by cleanrl_utils/s3_cells.py. See docs/cloud/submit-experiments.md.
+submits what is missing. Each cell is run by cleanrl_utils/engines/s3_worker.py. See docs/cloud/submit-experiments.md.
 
 Exit codes: 0 submitted, fetched, cancelled, or every cell is done; 1 some cells failed, or the answer was no; 2 wrong
 usage, or AWS says no; 75 (--status) some cells are still to come.
@@ -28,7 +28,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cleanrl_utils import benchmark, cells, cloud_cost, engines, s3_cells
+from cleanrl_utils import fail
+from cleanrl_utils.engines import aws_batch, cells, costs, s3_worker
+from cleanrl_utils.engines.matrix import make_cells
+from cleanrl_utils.engines.queues import NAME
 
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.I)
 SECRET_FLAG = re.compile(r"-.*(key|token|secret|password)", re.I)
@@ -39,11 +42,6 @@ RANDOM_FORMS = r"^([0-9a-f]{40}|[A-Za-z0-9/+]{40})$"  # keys of W&B and of AWS, 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NPROC")
 ALIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")  # of a job of Batch
 ENDED = ("SUCCEEDED", "FAILED")
-
-
-def fail(message):
-    print(f"submit_exp: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def check_names(matrix):
@@ -85,7 +83,7 @@ def read_variables(pairs):
 
 def request_of(url, number, options, vcpus):
     """The arguments of Batch's submit_job for a list of cells, under a name of its own."""
-    command = ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", f"{options.sync_every:g}"]
+    command = ["python", "-m", "cleanrl_utils.engines.s3_worker", url, "--sync-every", f"{options.sync_every:g}"]
     sizes = {"VCPU": options.vcpus, "MEMORY": options.memory, "GPU": options.gpus}
     variables = dict.fromkeys(THREADS, str(max(1, int(vcpus)))) if vcpus else {}
     variables |= read_variables(options.env)
@@ -95,11 +93,11 @@ def request_of(url, number, options, vcpus):
         "resourceRequirements": [{"type": name, "value": str(size)} for name, size in sizes.items() if size],
     }
     request = {
-        "jobName": f"{engines.NAME}{Path(url).stem.removeprefix('matrix-')}-{secrets.token_hex(4)}",
+        "jobName": f"{NAME}{Path(url).stem.removeprefix('matrix-')}-{secrets.token_hex(4)}",
         "jobQueue": options.queue,
         "jobDefinition": options.definition,
         "containerOverrides": {name: value for name, value in overrides.items() if value},
-        "retryStrategy": engines.aws_retries(options.retries),
+        "retryStrategy": aws_batch.retry_strategy(options.retries),
         "timeout": {"attemptDurationSeconds": max(60, int(options.timeout * 3600))},
     }
     return request | ({"arrayProperties": {"size": number}} if number > 1 else {})
@@ -107,7 +105,7 @@ def request_of(url, number, options, vcpus):
 
 def lists_of(matrix, bucket, prefix):
     """Lists of cells for array jobs: (url, cells), under a name that is the same for the same list."""
-    size = engines.LARGEST_AWS_ARRAY
+    size = aws_batch.LARGEST_ARRAY
     for part in [matrix[i : i + size] for i in range(0, len(matrix), size)]:
         key = hashlib.sha256(json.dumps(part).encode()).hexdigest()[:10]
         yield f"s3://{bucket}/{prefix}/matrix-{key}.json", part
@@ -124,7 +122,7 @@ def keys_under(s3, bucket, prefix):
 def read_all(s3, bucket, keys):
     """What `read_state` says of many objects."""
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(lambda key: s3_cells.read_state(s3, bucket, key), keys))
+        return list(pool.map(lambda key: s3_worker.read_state(s3, bucket, key), keys))
 
 
 def read_jobs(s3, batch, bucket, prefix):
@@ -133,7 +131,7 @@ def read_jobs(s3, batch, bucket, prefix):
     for record, _, age in read_all(s3, bucket, keys_under(s3, bucket, f"{prefix}/jobs/")):
         if record and not record["job"]:
             named = [{"name": "JOB_NAME", "values": [record["name"]]}]
-            with contextlib.suppress(*s3_cells.errors()):  # a queue that is gone
+            with contextlib.suppress(*s3_worker.errors()):  # a queue that is gone
                 jobs = batch.list_jobs(jobQueue=record["queue"], filters=named)["jobSummaryList"]
                 record["job"] = jobs[0]["jobId"] if jobs else None
         found += [(age, record)] if record and record["job"] else []
@@ -142,16 +140,16 @@ def read_jobs(s3, batch, bucket, prefix):
 
 def known_cells(s3, url):
     """The bucket, the prefix and the cells of s3://BUCKET/PREFIX, or of one list in it."""
-    bucket, key = s3_cells.split_url(url)
+    bucket, key = s3_worker.split_url(url)
     if key.endswith(".json"):
-        matrix, prefix = s3_cells.read_matrix(s3, url)
+        matrix, prefix = s3_worker.read_matrix(s3, url)
         return bucket, prefix, matrix
     found = {}
     for matrix, _, _ in read_all(s3, bucket, keys_under(s3, bucket, f"{key}/matrix-")):
         found |= {cell["id"]: cell for cell in matrix["cells"]}
     if not found:
         raise ValueError(f"nothing was submitted with {url}")
-    return bucket, key, s3_cells.check_names(list(found.values()), url)
+    return bucket, key, s3_worker.check_names(list(found.values()), url)
 
 
 def survey(s3, batch, bucket, prefix, matrix):
@@ -160,9 +158,9 @@ def survey(s3, batch, bucket, prefix, matrix):
     for record in read_jobs(s3, batch, bucket, prefix):
         for i, cell in enumerate(record["cells"]):
             tasks.setdefault(cell, []).append(f"{record['job']}:{i}" if len(record["cells"]) > 1 else record["job"])
-    states = read_all(s3, bucket, [s3_cells.state_key(prefix, cell["id"]) for cell in matrix])
+    states = read_all(s3, bucket, [s3_worker.state_key(prefix, cell["id"]) for cell in matrix])
     missing = [cell["id"] for cell, (state, _, _) in zip(matrix, states) if (state or {}).get("state") != "done"]
-    jobs = engines.aws_states(batch, [task for name in missing for task in tasks.get(name, [])])
+    jobs = aws_batch.states_of(batch, [task for name in missing for task in tasks.get(name, [])])
     if jobs is None:
         print("submit_exp: AWS Batch does not answer; what is in its queues is not known", file=sys.stderr)
     found = []
@@ -208,7 +206,7 @@ def fetch(s3, url, out):
     code = 0
     for cell in matrix:
         try:
-            state, number = fetch_cell(s3, bucket, s3_cells.state_key(prefix, cell["id"]), cell["id"], out)
+            state, number = fetch_cell(s3, bucket, s3_worker.state_key(prefix, cell["id"]), cell["id"], out)
             print(f"{state:12} {cell['id']}: {number} new files")
         except OSError as error:
             print(f"submit_exp: {cell['id']} is not complete: {error}", file=sys.stderr)
@@ -230,7 +228,7 @@ def fetch_cell(s3, bucket, key, cell_id, out):
         return Path(out, names[first], *rest)
 
     for attempt in range(5):
-        state = s3_cells.read_state(s3, bucket, key)[0] or {"state": "new", "files": {}}
+        state = s3_worker.read_state(s3, bucket, key)[0] or {"state": "new", "files": {}}
         files = state["files"]
         places = {path: place(path) for path in sorted(before["files"] | files)}
         new = {path: at for path, at in files.items() if before["files"].get(path) != at or not places[path].exists()}
@@ -238,7 +236,7 @@ def fetch_cell(s3, bucket, key, cell_id, out):
             record.mkdir(parents=True, exist_ok=True)
             cells.write_json(record / "fetched.json", {"files": before["files"], "names": names})
         try:
-            s3_cells.download(s3, bucket, new, place)
+            s3_worker.download(s3, bucket, new, place)
             break
         except OSError:  # such as 404 for what was replaced in the meantime by the worker of a cell
             if attempt == 4:
@@ -263,7 +261,7 @@ def cancel(s3, batch, url, sure):
     records = read_jobs(s3, batch, bucket, prefix)
     if url.endswith(".json"):
         records = [record for record in records if record["url"] == url]
-    states = engines.aws_states(batch, [record["job"] for record in records])
+    states = aws_batch.states_of(batch, [record["job"] for record in records])
     if states is None:
         fail("AWS Batch does not answer: try aws batch describe-jobs by hand")
     alive = [record for record in records if states[record["job"]][0] in ALIVE]
@@ -321,8 +319,8 @@ def price_of(batch, options, vcpus, memory, gpus):
         return None, "unknown: give --price-per-hour, or --price-per-vcpu-hour and --vcpus"
     sizes, region = (vcpus, memory, gpus), batch.meta.region_name
     try:
-        return cloud_cost.asked_price(batch, options.queue, options.instance_type, *sizes, region)
-    except s3_cells.errors() as error:
+        return costs.asked_price(batch, options.queue, options.instance_type, *sizes, region)
+    except s3_worker.errors() as error:
         return None, f"unknown: give --price-per-vcpu-hour (AWS: {' '.join(str(error).split())[:200]})"
 
 
@@ -330,15 +328,15 @@ def show_plan(matrix, skipped, measured, batch, options, vcpus, memory, gpus):
     """What would be submitted, and what it would cost."""
     say = sys.stderr if options.dry_run else sys.stdout
     print(f"{len(matrix)} cells for {options.queue} ({options.definition}); not again: {skipped or 'none'}", file=say)
-    attempts = engines.aws_retries(options.retries)["attempts"]
+    attempts = aws_batch.retry_strategy(options.retries)["attempts"]
     known = f"{vcpus:g} vCPUs" if vcpus else "vCPUs of the definition, unknown here: give --vcpus"
     known += f", {memory:g} MiB" * bool(memory) + f", {gpus:g} GPUs" * bool(gpus)
     print(f"  {attempts} attempts at most, {options.timeout:g} h each; a cell: {known}", file=say)
     print("Cost estimate:", file=say)
-    local = cloud_cost.local_speeds({cloud_cost.kind(cell) for cell in matrix}, "runs")
-    hours = cloud_cost.hours_of(matrix, measured, local, options.hours_per_cell)
+    local = costs.local_speeds({costs.kind(cell) for cell in matrix}, "runs")
+    hours = costs.hours_of(matrix, measured, local, options.hours_per_cell)
     price = price_of(batch, options, vcpus, memory, gpus)
-    for line in cloud_cost.lines_of(*hours, *price, attempts, options.timeout):
+    for line in costs.lines_of(*hours, *price, attempts, options.timeout):
         print(line, file=say)
 
 
@@ -352,12 +350,12 @@ def submit(s3, batch, matrix, options):
     if not missing:
         print(f"Nothing to submit: {', '.join(counts)}")
         return
-    measured = cloud_cost.measured_speeds(matrix, [state for _, _, state in found])
+    measured = costs.measured_speeds(matrix, [state for _, _, state in found])
     show_plan(missing, ", ".join(counts), measured, batch, options, *sizes)
     if not options.yes:
         confirm("Submit?")
     for url, part in lists_of(missing, bucket, prefix):
-        s3.put_object(Bucket=bucket, Key=s3_cells.split_url(url)[1], Body=json.dumps({"cells": part}, indent=1))
+        s3.put_object(Bucket=bucket, Key=s3_worker.split_url(url)[1], Body=json.dumps({"cells": part}, indent=1))
         request = request_of(url, len(part), options, sizes[0])
         record = {"job": None, "name": request["jobName"], "queue": options.queue, "url": url}
         record["cells"] = [cell["id"] for cell in part]
@@ -436,7 +434,7 @@ def main():
     url = options.status or options.fetch or options.cancel
     if not url:
         check(options)
-        matrix = benchmark.make_cells(options)
+        matrix = make_cells(options)
         check_names(matrix)
         check_secrets(matrix, read_variables(options.env))
         if options.dry_run:
@@ -447,12 +445,12 @@ def main():
                 print(json.dumps(request_of(place, len(part), options, options.vcpus), indent=2))
             return
     try:
-        known = s3_cells.errors()
+        known = s3_worker.errors()
     except ImportError:
         fail('AWS needs boto3: pip install -e ".[cloud]" or pip install boto3')
     try:
-        s3 = s3_cells.connect("s3", region_name=options.region)
-        batch = None if options.fetch else s3_cells.connect("batch", region_name=options.region)
+        s3 = s3_worker.connect("s3", region_name=options.region)
+        batch = None if options.fetch else s3_worker.connect("batch", region_name=options.region)
         if options.status:
             sys.exit(show_status(s3, batch, url))
         elif options.fetch:

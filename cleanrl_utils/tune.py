@@ -31,15 +31,12 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
+from cleanrl_utils import fail
+
 KEYS = {"script": str, "metric": str, "num_trials": int, "num_seeds": int, "target_scores": dict, "params": dict}
 OPTIONAL = {"metric_last_n_average_window": int, "direction": str, "aggregation_type": str, "study_name": str}
 OPTIONAL |= {"workers": int, "engine": str, "ray_address": str, "storage": str}
 OPTIONAL |= {"sampler": dict, "pruner": dict, "wandb": dict}
-
-
-def fail(message):
-    print(f"tune: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def read_config(path, overrides):
@@ -127,7 +124,7 @@ def build(module, table, kind):
 def make_tuner(config):
     import optuna
 
-    from cleanrl_utils.card import script_flags
+    from cleanrl_utils.runs.folder import script_flags
     from cleanrl_utils.tuner import Tuner
 
     flags = script_flags(config["script"]) if Path(config["script"]).is_file() else {}
@@ -176,8 +173,7 @@ def main():
     except ValueError as error:
         fail(error)
     except NoTrialCompleted as error:
-        print(f"tune: {error}", file=sys.stderr)
-        sys.exit(1)
+        fail(error, 1)
     except KeyboardInterrupt:
         print("\nStopped: the same command goes on.", file=sys.stderr)
         sys.exit(130)

@@ -38,9 +38,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from cleanrl_utils.benchmark import gpu_share, thread_limits, visible_gpus
-from cleanrl_utils.card import script_flags
-from cleanrl_utils.events import follow
+from cleanrl_utils.engines.local import gpu_share, thread_limits, visible_gpus
+from cleanrl_utils.runs.events import follow
+from cleanrl_utils.runs.folder import script_flags
 
 try:
     import optuna

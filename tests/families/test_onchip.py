@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from cleanrl_utils.results import read_folder
+from cleanrl_utils.runs.results import read_folder
 from helpers.files import HELPERS, load, posix, require_for, script, smoke, smoke_total
 from helpers.processes import environment, inspect_runs, kill_at_checkpoint, run, run_dir
 from helpers.refusals import assert_stops_on_non_finite_loss, refuse

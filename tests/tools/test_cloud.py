@@ -399,11 +399,11 @@ def test_jobs_are_retried_as_our_tools_ask(monkeypatch):
     """A definition on its own retries what a submission by our tools does."""
     from types import SimpleNamespace
 
-    from cleanrl_utils import engines
+    from cleanrl_utils.engines import aws_batch
 
     monkeypatch.chdir(ROOT)
     options = SimpleNamespace(aws_workdir="/mnt/x", aws_job_queue="q", aws_job_definition="d", retries=9)
-    wanted = engines.aws_request(ROOT / "runs/matrix-x.json", 1, options)["retryStrategy"]["evaluateOnExit"]
+    wanted = aws_batch.request_for(ROOT / "runs/matrix-x.json", 1, options)["retryStrategy"]["evaluateOnExit"]
     definition = blocks("resource")["aws_batch_job_definition", "main"]
     (strategy,) = definition["retry_strategy"]
     names = {"action": "action", "on_exit_code": "onExitCode", "on_status_reason": "onStatusReason"}

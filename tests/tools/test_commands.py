@@ -199,7 +199,7 @@ def test_runs_and_what_is_done_with_them(folder):
         words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
         text = " ".join(words)
         program = re.match(rf"python (?:cleanrl|{EXAMPLE})/(ppo|dqn)\.py\b(?!.*(--track|--help|--upload-model))", text)
-        tool = re.match(r"python -m (cleanrl_utils\.(?:evaluate|reproduce|card|report)|benchmark\.record) ", text)
+        tool = re.match(r"python -m (cleanrl_utils\.(?:evaluate|reproduce|runs\.card|report)|benchmark\.record) ", text)
         if program and not re.search(r"--env-id (?!CartPole|Acrobot)", text):
             name = program[1] or program[2]
             words = [word for word in cut(words[2:], "--total-timesteps") if word != "--capture-video"]

@@ -9,7 +9,7 @@ import pytest
 from benchmark.record import Options
 from benchmark.record import main as record
 from cleanrl_utils.compare import area, judge, main, verdict
-from cleanrl_utils.results import Run, load
+from cleanrl_utils.runs.results import Run, load
 from helpers.synthetic_runs import write_run
 
 SHAPES = {

@@ -1,4 +1,4 @@
-"""cleanrl_utils.events reads what TensorBoard reads, while a run is being written and after it was resumed."""
+"""cleanrl_utils.runs.events reads what TensorBoard reads, while a run is being written and after it was resumed."""
 
 import os
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils.events import follow, read_scalars, read_series
+from cleanrl_utils.runs.events import follow, read_scalars, read_series
 from helpers.files import load, require
 from helpers.scalars import tensorboard_scalars
 from helpers.synthetic_runs import scalar, write_events
@@ -68,7 +68,7 @@ def test_series_as_tensorboard(library, tmp_path, monkeypatch):
     ]
     parsed = []
     counted = SimpleNamespace(FromString=lambda data: parsed.append(data) or Event.FromString(data))
-    monkeypatch.setattr("cleanrl_utils.events.Event", counted)
+    monkeypatch.setattr("cleanrl_utils.runs.events.Event", counted)
     writer = make(str(tmp_path))
     writer.add_text("hyperparameters", "|charts/episodic_return|", 0)
     for step in (0, 1, 127, 128, 16384, 2**31, 2**40 + 1, 2**62):

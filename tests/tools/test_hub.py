@@ -166,7 +166,7 @@ def test_card_of_a_run_without_evaluation(trained, tmp_path):
     require("yaml")
     from torch.utils.tensorboard import SummaryWriter
 
-    from cleanrl_utils.card import card
+    from cleanrl_utils.runs.card import card
 
     for name in ("dqn.py", "args.json"):
         shutil.copy(trained / name, tmp_path)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmark.record import Options, main
-from cleanrl_utils.results import has_ended
+from cleanrl_utils.runs.results import has_ended
 from helpers.files import script, smoke
 from helpers.processes import run, run_dir
 from helpers.synthetic_runs import write_run

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cleanrl_utils import report, results, stats
+from cleanrl_utils import report
+from cleanrl_utils.runs import results, stats
 from helpers import browser
 from helpers.browser import chromium  # noqa: F401
 from helpers.files import ROOT, require

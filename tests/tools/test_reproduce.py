@@ -8,8 +8,8 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
-from cleanrl_utils.card import script_flags
 from cleanrl_utils.reproduce import first_difference, harmless
+from cleanrl_utils.runs.folder import script_flags
 from helpers.files import ROOT, posix, require_for, script
 from helpers.processes import environment, run, run_dir
 from helpers.scalars import raw_scalars, untimed

@@ -1,4 +1,4 @@
-"""cleanrl_utils.results finds runs and recorded results and reads of them what was written."""
+"""cleanrl_utils.runs.results finds runs and recorded results and reads of them what was written."""
 
 import csv
 import json
@@ -9,7 +9,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
 from benchmark.record import Options, main
-from cleanrl_utils.results import find_videos, flags, load, reference
+from cleanrl_utils.runs.results import find_videos, flags, load, reference
 from helpers.files import ROOT
 from helpers.synthetic_runs import scalar, write_events, write_run
 

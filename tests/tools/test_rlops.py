@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from cleanrl_utils.results import load
+from cleanrl_utils.runs.results import load
 from helpers.files import ROOT, require
 from helpers.processes import environment
 from helpers.synthetic_runs import write_run

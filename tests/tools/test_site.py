@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cleanrl_utils import results, site, site_pages
+from cleanrl_utils import site
+from cleanrl_utils.pages import facts
+from cleanrl_utils.runs import results
 from helpers import browser
 from helpers.browser import chromium  # noqa: F401
 from helpers.files import COMMON_METRICS, FILES, LINEAGE, METRICS, ROOT, each, family, require, script
@@ -61,7 +63,7 @@ def small(tmp_path, monkeypatch):
     (tmp_path / "docs/index.md").write_text(
         "# Home\n\n[PPO](rl-algorithms/ppo.md#overview), [how](../CONTRIBUTING.md)\n"
     )
-    tags = ", ".join(f"`{tag}`" for tag in site_pages.metrics(ROOT, "ppo"))
+    tags = ", ".join(f"`{tag}`" for tag in facts.metrics(ROOT, "ppo"))
     (tmp_path / "docs/rl-algorithms/ppo.md").write_text(
         "# PPO\n\n## Overview\n\n"
         'The [agent](../../cleanrl/ppo.py#L1 "class Agent(nn.Module)"), [diff](../../cleanrl/ppo_atari.py#diff).\n\n'
@@ -129,7 +131,7 @@ def test_commands_and_links_in_code_are_left_alone(small):
 
 def build(root):
     require("material")
-    for cached in (site_pages.lineage, site_pages.algorithms, site_pages.source, site_pages.flags, site_pages.metrics):
+    for cached in (facts.lineage, facts.algorithms, facts.source, facts.flags, facts.metrics):
         cached.cache_clear()
     return site.build(root, root / "site")
 
@@ -202,7 +204,7 @@ def test_metrics_are_those_that_a_run_logs(name):
         expected = {tag for tag in expected if "episodic" not in tag} | {"charts/episodic_return-player1"}
     if name == "tqc_continuous_action_jax":  # as many critics as a flag says
         expected = {re.sub(r"qf\d", "qf{i}", tag) for tag in expected}
-    found, text = set(site_pages.metrics(ROOT, name)), script(name).read_text()
+    found, text = set(facts.metrics(ROOT, name)), script(name).read_text()
     assert expected <= found
     for tag in found - expected:  # what it logs besides is in its text, but for what is put in there
         assert all(word in text for word in re.split(r"\{\w+\}|\d", tag.split("/")[-1])), tag
@@ -211,10 +213,10 @@ def test_metrics_are_those_that_a_run_logs(name):
 def test_flags_are_those_of_the_file():
     from cleanrl.dqn import Args
 
-    flags = site_pages.flags(ROOT, "dqn")
+    flags = facts.flags(ROOT, "dqn")
     assert list(flags) == [field.name for field in fields(Args)]
     assert flags["learning_rate"] == ("float", "2.5e-4", "step size of the optimizer")
-    table = site_pages.flags_table(ROOT, "c51")
+    table = facts.flags_table(ROOT, "c51")
     assert "| `--n-atoms` | `int` | `101` |" in table and "| not there |" in table
     assert "Of `dqn.py` it has not: `--tau`." in table
 
@@ -222,36 +224,36 @@ def test_flags_are_those_of_the_file():
 @each(lambda name: "parent" in LINEAGE[name])
 def test_a_diff_holds_both_files(name):
     parent = LINEAGE[name]["parent"]
-    rows = site_pages.diff(ROOT, parent, name)
+    rows = facts.diff(ROOT, parent, name)
     texts = [script(stem).read_text().split("\n")[:-1] for stem in (parent, name)]
     for side, text in ((1, texts[0]), (2, texts[1])):
         assert [row[side] for row in rows if row[side]] == [*range(1, len(text) + 1)]
     assert all(texts[0][old - 1] == texts[1][new - 1] for kind, old, new in rows if kind == "=")
     command = ["git", "diff", "--no-index", "--minimal", "--numstat", script(parent), script(name)]
     numbers = subprocess.run(command, capture_output=True, text=True).stdout.split()[:2]
-    assert [*site_pages.changed(ROOT, name)] == [*map(int, numbers)]
+    assert [*facts.changed(ROOT, name)] == [*map(int, numbers)]
 
 
 def test_words_that_differ_are_marked():
-    old, new = site_pages.word_marks(["x = f(a, b)", "y = 1"], ["x = f(a, c, d)", "y = 1"])
+    old, new = facts.word_marks(["x = f(a, b)", "y = 1"], ["x = f(a, c, d)", "y = 1"])
     assert old == [[(9, 10)], []] and new == [[(9, 13)], []]
-    line = site_pages.colours("x = '<a>'", "python")[0]
-    assert site_pages.line_html(line, [(5, 7)]).count("<mark>") == 1
-    assert "&lt;" in site_pages.line_html(line) and "<a>" not in site_pages.line_html(line)
+    line = facts.colours("x = '<a>'", "python")[0]
+    assert facts.line_html(line, [(5, 7)]).count("<mark>") == 1
+    assert "&lt;" in facts.line_html(line) and "<a>" not in facts.line_html(line)
 
 
 def test_the_benchmark_page_says_what_the_files_say():
     page = (ROOT / "docs/benchmark.md").read_text()
     shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.split("\n") if line.startswith("| [`")]
-    rows = [row for rows in site_pages.recorded(ROOT).values() for row in rows]
+    rows = [row for rows in facts.recorded(ROOT).values() for row in rows]
     files = Path(ROOT, "benchmark/results").glob("*.csv")
     assert len(shown) == len(rows) == sum(len(path.read_text().splitlines()) - 1 for path in files)
     for row in rows:
         assert f"\n{row['command']}  # seed" in page
         file, seeds = f"`{Path(row['file']).name}`", row["seeds"].split()
-        steps = site_pages.short(row["steps"])
+        steps = facts.short(row["steps"])
         if row["steps"] < (planned := results.planned_steps(row)):
-            steps += f" of {site_pages.short(planned)}"
+            steps += f" of {facts.short(planned)}"
         place = [row["env_id"].split(":")[-1], steps]
         (cells,) = (cells for cells in shown if file in cells[0] and cells[1:3] == place)
         assert cells[3] == str(len(seeds))
@@ -266,11 +268,11 @@ def test_the_benchmark_page_says_what_the_files_say():
 
 
 def test_curves_are_of_the_steps_of_their_row():
-    for env_id, group in site_pages.curve_groups(ROOT, FILES).items():
+    for env_id, group in facts.curve_groups(ROOT, FILES).items():
         for name, row, grid, values in group:
             assert row["env_id"] == env_id and 0 < grid[-1] <= row["steps"] * 1.01
             assert len(values) <= len(row["seeds"].split())
-    svg = site_pages.curves(ROOT, ["ppo_atari"], str)
+    svg = facts.curves(ROOT, ["ppo_atari"], str)
     assert "1 seed<" in svg and "<polygon" not in svg  # one seed has no band
     assert ">episodic return</text>" in svg and ">environment steps</text>" in svg
 
@@ -278,9 +280,9 @@ def test_curves_are_of_the_steps_of_their_row():
 def test_the_report_has_the_references_of_the_page(built):
     with (built / "benchmark/report/scores.csv").open() as file:
         shown = {(row["env_id"], row["algorithm"], int(row["steps"])): row["reference"] for row in csv.DictReader(file)}
-    for row in (row for rows in site_pages.recorded(ROOT).values() for row in rows):
-        planned, said = results.planned_steps(row), site_pages.reference(ROOT, row)
-        own = said and "(" not in said and (" after " not in said or said.endswith(f" {site_pages.short(planned)}"))
+    for row in (row for rows in facts.recorded(ROOT).values() for row in rows):
+        planned, said = results.planned_steps(row), facts.reference(ROOT, row)
+        own = said and "(" not in said and (" after " not in said or said.endswith(f" {facts.short(planned)}"))
         told = shown[row["env_id"], Path(row["file"]).stem, planned]
         assert bool(told) == bool(own), (row["file"], row["env_id"], said, told)
         assert not own or abs(float(told) - float(said.split()[0])) < 0.1
@@ -301,7 +303,7 @@ ADDRESSES = {  # that others link to
     "cloud/submit-experiments": [],
     "contribution": [],
     "rl-algorithms/overview": ["which-algorithm-for-which-problem"],
-    **{f"rl-algorithms/{page}": [*PARTS, "experiment-results"] for page in site_pages.by_page(ROOT)},
+    **{f"rl-algorithms/{page}": [*PARTS, "experiment-results"] for page in facts.by_page(ROOT)},
     **{f"source/{name}": ["flags", "source", "L1"] for name in FILES},
     **{f"source/diff-{name}": [] for name in FILES if "parent" in LINEAGE[name]},
 }
@@ -312,7 +314,7 @@ def test_published_addresses(built):
     for page, anchors in ADDRESSES.items():
         text = (built / page / "index.html").read_text()
         assert all(f'id="{anchor}"' in text for anchor in anchors), page
-    for name, (_, _, page) in site_pages.algorithms(ROOT).items():
+    for name, (_, _, page) in facts.algorithms(ROOT).items():
         assert f'id="{name}py"' in (built / f"rl-algorithms/{page}/index.html").read_text(), name
     ids = [re.findall(r'\sid="([^"]+)"', path.read_text()) for path in built.rglob("index.html")]
     assert all(len(found) == len(set(found)) for found in ids)

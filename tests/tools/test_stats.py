@@ -1,11 +1,11 @@
-"""cleanrl_utils.stats against slow oracles that draw every resample there is, and against tables."""
+"""cleanrl_utils.runs.stats against slow oracles that draw every resample there is, and against tables."""
 
 from itertools import product
 
 import numpy as np
 import pytest
 
-from cleanrl_utils.stats import (
+from cleanrl_utils.runs.stats import (
     bootstrap,
     bootstrap_curves,
     draws,

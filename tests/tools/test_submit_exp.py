@@ -21,7 +21,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cleanrl_utils import cells, cloud_cost, s3_cells, submit_exp
+from cleanrl_utils import submit_exp
+from cleanrl_utils.engines import cells, costs, s3_worker
 from helpers.clusters import TINY, start_moto, wait_for
 from helpers.files import ROOT, posix, require
 from helpers.scalars import raw_scalars, steps
@@ -88,10 +89,11 @@ class Containers:
         """Write a list of cells to S3 and return the command that a container would be given."""
         self.matrix, url = matrix, f"s3://{BUCKET}/{self.prefix}/matrix-0.json"
         self.s3.put_object(Bucket=BUCKET, Key=f"{self.prefix}/matrix-0.json", Body=json.dumps({"cells": matrix}))
-        return ["python", "-m", "cleanrl_utils.s3_cells", url, "--sync-every", "0.5", "--lease", "30"]
+        return ["python", "-m", "cleanrl_utils.engines.s3_worker", url, "--sync-every", "0.5", "--lease", "30"]
 
     def state(self, index=0):
-        return s3_cells.read_state(self.s3, BUCKET, s3_cells.state_key(self.prefix, self.matrix[index]["id"]))[0] or {}
+        key = s3_worker.state_key(self.prefix, self.matrix[index]["id"])
+        return s3_worker.read_state(self.s3, BUCKET, key)[0] or {}
 
     def check_objects(self):
         """What is in S3 is what the states name, no more and no less."""
@@ -234,8 +236,8 @@ def test_a_start_without_its_files_changes_none(containers):
     )
 
     containers.s3.put_object(Bucket=BUCKET, Key=files[name], Body=body)
-    slow = "import os, signal; from cleanrl_utils import s3_cells; get = s3_cells.download\n"
-    slow += "s3_cells.download = lambda *args: (get(*args), os.kill(os.getpid(), signal.SIGTERM))\ns3_cells.main()"
+    slow = "import os, signal; from cleanrl_utils.engines import s3_worker; get = s3_worker.download\n"
+    slow += "s3_worker.download = lambda *args: (get(*args), os.kill(os.getpid(), signal.SIGTERM))\ns3_worker.main()"
     third = containers.start(["python", "-c", slow, *command[3:]], job="job")
     assert third.wait(180) == 75, third.log()
     state = containers.state()
@@ -272,12 +274,12 @@ def answering(answer):
 def test_a_worker_that_was_late_removes_nothing(containers):
     """It was slow to get its files, and another has taken the cell since and sent files that it does not know of."""
     folder = f"{containers.prefix}/cells/x"
-    claims = [s3_cells.Claim(containers.s3, BUCKET, folder, Path("none"), 0) for _ in range(2)]
+    claims = [s3_worker.Claim(containers.s3, BUCKET, folder, Path("none"), 0) for _ in range(2)]
     assert claims[0].take() and claims[1].take()
     for key in "new", "left-over":
         containers.s3.put_object(Bucket=BUCKET, Key=f"{folder}/{key}", Body=b"x")
     claims[1].put(files={"runs/x/new": f"{folder}/new"})
-    with pytest.raises(s3_cells.Lost):
+    with pytest.raises(s3_worker.Lost):
         claims[0].fetch()
     assert len(submit_exp.keys_under(containers.s3, BUCKET, folder)) == 3
     claims[1].fetch()
@@ -306,11 +308,11 @@ def test_the_notice_is_asked_for_again(monkeypatch):
     """Some answers of the metadata service get lost; one that never answers is left alone."""
     over, sent, answers = SimpleNamespace(wait=lambda seconds: False), [], [None, False, None, True]
     monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
-    monkeypatch.setattr(s3_cells, "spot_notice", lambda: answers.pop(0))
-    s3_cells.listen(over)
+    monkeypatch.setattr(s3_worker, "spot_notice", lambda: answers.pop(0))
+    s3_worker.listen(over)
     assert sent == [(os.getpid(), signal.SIGTERM)] and not answers
     answers += [None] * 10
-    s3_cells.listen(over)
+    s3_worker.listen(over)
     assert len(sent) == 1 and not answers
 
 
@@ -358,7 +360,7 @@ class Cell:
         (self.record / "begun.json").write_text(json.dumps({"run_dir": str(self.run_dir)}))
 
     def claim(self, s3=None):
-        found = s3_cells.Claim(s3 or self.s3, BUCKET, self.folder, self.record, self.lease)
+        found = s3_worker.Claim(s3 or self.s3, BUCKET, self.folder, self.record, self.lease)
         assert found.take()
         return found
 
@@ -368,7 +370,7 @@ class Cell:
 
     def state(self):
         """What is in S3, with the content of the files; all that it names has to be there, and nothing else."""
-        state = s3_cells.read_state(self.s3, BUCKET, f"{self.folder}/state.json")[0]
+        state = s3_worker.read_state(self.s3, BUCKET, f"{self.folder}/state.json")[0]
         found = set(submit_exp.keys_under(self.s3, BUCKET, self.folder)) - {f"{self.folder}/state.json"}
         assert found == set(state["files"].values())
         bodies = {
@@ -414,9 +416,9 @@ def test_a_lost_answer_before_another_takes_over(containers):
     s3.on = False
     other = cell.claim()
     cell.checkpoint("3")
-    with pytest.raises(s3_cells.Lost):
+    with pytest.raises(s3_worker.Lost):
         claim.sync()
-    files = s3_cells.read_state(cell.s3, BUCKET, f"{cell.folder}/state.json")[0]["files"]
+    files = s3_worker.read_state(cell.s3, BUCKET, f"{cell.folder}/state.json")[0]["files"]
     assert set(files.values()) <= set(submit_exp.keys_under(cell.s3, BUCKET, cell.folder))
     other.fetch()
     assert cell.state() == ("running", b"2")
@@ -438,10 +440,10 @@ def test_who_writes_at_the_same_time(containers):
     claim = cell.claim(s3)
     assert not conflicts
     cell.s3.delete_object(Bucket=BUCKET, Key=f"{cell.folder}/state.json")
-    with pytest.raises(s3_cells.Lost, match="nobody, but removed"):
+    with pytest.raises(s3_worker.Lost, match="nobody, but removed"):
         claim.put()
     cell.claim()
-    with pytest.raises(s3_cells.Lost, match="taken over by"):
+    with pytest.raises(s3_worker.Lost, match="taken over by"):
         claim.put()
 
 
@@ -467,12 +469,12 @@ def test_a_heart_beats_while_files_are_sent(containers, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.1)))
     claim = cell.claim(s3)
     often = SimpleNamespace(wait=lambda seconds: ended.wait(0.1))
-    threads = [threading.Thread(target=s3_cells.beat, args=[claim, often]), threading.Thread(target=claim.sync)]
+    threads = [threading.Thread(target=s3_worker.beat, args=[claim, often]), threading.Thread(target=claim.sync)]
     try:
         for thread in threads:
             thread.start()
         assert begun.wait(180)
-        with pytest.raises(s3_cells.Lost, match="being run by"):
+        with pytest.raises(s3_worker.Lost, match="being run by"):
             cell.claim()
         assert not go_on.is_set()
     finally:
@@ -495,7 +497,7 @@ def test_a_run_that_is_killed(containers, monkeypatch, capfd, progress):
         return 128 + signal.SIGSEGV
 
     monkeypatch.setattr(cells, "run_cell", run_cell)
-    assert s3_cells.run(claim, None, 60) == (75 if progress else 1)
+    assert s3_worker.run(claim, None, 60) == (75 if progress else 1)
     assert "killed by signal 11" in capfd.readouterr().err
 
 
@@ -508,10 +510,10 @@ def test_missing_objects_may_be_denied(containers):
 
     s3 = SimpleNamespace(get_object=denied, list_objects_v2=containers.s3.list_objects_v2)
     s3.exceptions = containers.s3.exceptions
-    assert s3_cells.read_state(s3, BUCKET, f"{containers.prefix}/x") == (None, None, 0.0)
+    assert s3_worker.read_state(s3, BUCKET, f"{containers.prefix}/x") == (None, None, 0.0)
     containers.s3.put_object(Bucket=BUCKET, Key=f"{containers.prefix}/x", Body=b"{}")
     with pytest.raises(ClientError, match="AccessDenied"):
-        s3_cells.read_state(s3, BUCKET, f"{containers.prefix}/x")
+        s3_worker.read_state(s3, BUCKET, f"{containers.prefix}/x")
 
 
 WRITER = """
@@ -538,7 +540,7 @@ def test_snapshots_are_of_one_moment(tmp_path):
             seen, count = set(), 0
             while count < 300 or len(seen) <= 10:
                 count += 1
-                links, stamp = s3_cells.snapshot(record, run_dir, tmp_path / "links")
+                links, stamp = s3_worker.snapshot(record, run_dir, tmp_path / "links")
                 names = {Path(path).name: link for path, (_, link) in links.items()}
                 number = names["checkpoint.pt"].read_text()
                 seen.add(number)
@@ -598,7 +600,7 @@ def test_submission(aws, containers):
     assert not ended(job) and job in call("--cancel", url, "--yes")
     assert batch_backends["123456789012"]["us-east-1"].get_job_by_id(job).stop  # all that moto does about it
     record = f"{prefix}/jobs/{aws.batch.describe_jobs(jobs=[job])['jobs'][0]['jobName']}.json"
-    content, _, _ = s3_cells.read_state(aws.s3, BUCKET, record)
+    content, _, _ = s3_worker.read_state(aws.s3, BUCKET, record)
     aws.s3.put_object(Bucket=BUCKET, Key=record, Body=json.dumps(content | {"job": None}))  # killed before it knew
     assert "Nothing to submit: 2 done, 2 waiting" in call(*flags, "--yes")
     everything = printed + status + fetched + json.dumps(described, default=str) + json.dumps(planned)
@@ -650,7 +652,7 @@ def test_what_is_refused(aws, containers):
     assert done.returncode == 2 and 'pip install -e ".[cloud]"' in done.stderr and "Traceback" not in done.stderr
     for path in "runs/../../x", "/etc/passwd", "runs/x":
         with pytest.raises(ValueError, match="not in a folder of runs/"):
-            s3_cells.download(aws.s3, BUCKET, {path: "key"}, Path)
+            s3_worker.download(aws.s3, BUCKET, {path: "key"}, Path)
     containers.put({"id": "../../../evil"})
     for url in f"s3://{BUCKET}/{containers.prefix}", f"s3://{BUCKET}/{containers.prefix}/matrix-0.json":
         assert "names the cell '../../../evil'" in call("--fetch", url, code=2)
@@ -665,9 +667,9 @@ def test_two_jobs_have_a_cell(containers, monkeypatch):
             containers.s3.put_object(Bucket=BUCKET, Key=f"{containers.prefix}/{key}.json", Body=json.dumps(body))
     for cell, owner in ("c0", ""), ("c2", "A:2"):  # the first by hand
         monkeypatch.setenv("AWS_BATCH_JOB_ID", owner)
-        s3_cells.Claim(containers.s3, BUCKET, f"{containers.prefix}/cells/{cell}", Path("none"), 600).take()
+        s3_worker.Claim(containers.s3, BUCKET, f"{containers.prefix}/cells/{cell}", Path("none"), 600).take()
     jobs, ended = {"A": ("RUNNING", ""), "B": ("FAILED", "exited")}, []
-    monkeypatch.setattr(submit_exp.engines, "aws_states", lambda _, tasks: {task: jobs[task[0]] for task in tasks})
+    monkeypatch.setattr(submit_exp.aws_batch, "states_of", lambda _, tasks: {task: jobs[task[0]] for task in tasks})
     batch = SimpleNamespace(terminate_job=lambda jobId, reason: ended.append(jobId))
     found = submit_exp.survey(containers.s3, batch, BUCKET, containers.prefix, matrix)
     assert [standing for standing, _, _ in found] == ["running", "waiting", "running"]
@@ -723,18 +725,18 @@ def test_hours_come_from_measured_speeds(tmp_path, monkeypatch):
             "python cleanrl/dqn.py",
         )
     )
-    assert [cloud_cost.steps_of(cell) for cell in (quick, slow)] == [36000, 500_000]
+    assert [costs.steps_of(cell) for cell in (quick, slow)] == [36000, 500_000]
     states = [{"state": "done", "seconds": 3600.0}, {"state": "done", "seconds": 150_000.0}, None]
-    speed = cloud_cost.measured_speeds([quick, slow, other], states)[cloud_cost.kind(quick)]
+    speed = costs.measured_speeds([quick, slow, other], states)[costs.kind(quick)]
     assert speed == pytest.approx(2 / (3600 / 36000 + 150_000 / 500_000))  # 5 steps a second
-    hours, line = cloud_cost.hours_of([quick, slow], {}, {("ppo.py", "Acrobot-v1"): 10.0})
+    hours, line = costs.hours_of([quick, slow], {}, {("ppo.py", "Acrobot-v1"): 10.0})
     assert hours == [1.0, 500 / 36] and "14.9 h in all (steps / speed of runs of this machine" in line
     known = {("ppo.py", "CartPole-v1"): 20.0, ("ppo.py", "Acrobot-v1"): 5.0}
-    hours, line = cloud_cost.hours_of([quick, other], known, {("ppo.py", "CartPole-v1"): 1.0})
+    hours, line = costs.hours_of([quick, other], known, {("ppo.py", "CartPole-v1"): 1.0})
     assert hours == [0.5, None] and "no measured speed for 1 cells of dqn.py" in line
-    lines = list(cloud_cost.lines_of(hours, line, 0.1, "price", 4, 24))
+    lines = list(costs.lines_of(hours, line, 0.1, "price", 4, 24))
     assert lines[2] == "  estimate: 0.5 h x $0.1 + 1 cells x unknown hours x $0.1, so more than $0.05"
-    lines = list(cloud_cost.lines_of([0.5], line, None, "unknown", 4, 24))
+    lines = list(costs.lines_of([0.5], line, None, "unknown", 4, 24))
     assert lines[2] == "  estimate: 0.5 h x unknown" and "1 cells x 4 attempts x 24 h x unknown, if" in lines[3]
 
     from torch.utils.tensorboard import SummaryWriter
@@ -745,8 +747,8 @@ def test_hours_come_from_measured_speeds(tmp_path, monkeypatch):
         writer.add_scalar("charts/SPS", 300, 2)
     (folder / "ppo.py").touch()
     (folder / "args.json").write_text('{"env_id": "CartPole-v1"}')
-    assert cloud_cost.local_speeds({cloud_cost.kind(quick)}, tmp_path) == {("ppo.py", "CartPole-v1"): 300.0}
-    assert cloud_cost.local_speeds({cloud_cost.kind(other)}, tmp_path) == {}
+    assert costs.local_speeds({costs.kind(quick)}, tmp_path) == {("ppo.py", "CartPole-v1"): 300.0}
+    assert costs.local_speeds({costs.kind(other)}, tmp_path) == {}
 
 
 def test_prices_are_looked_up_and_never_made_up(aws, monkeypatch):
@@ -759,12 +761,12 @@ def test_prices_are_looked_up_and_never_made_up(aws, monkeypatch):
         aws.batch.create_job_queue(jobQueueName=name, state="ENABLED", priority=1, computeEnvironmentOrder=order)
 
     queue("two", "SPOT", "c5", "c5.xlarge")
-    price, line = cloud_cost.asked_price(aws.batch, "two", None, 2, 1024, 0, "us-east-1")
+    price, line = costs.asked_price(aws.batch, "two", None, 2, 1024, 0, "us-east-1")
     assert price == 1e-5 and "1 of a c5.large at $1e-05 (highest Spot price" in line  # moto's price of anything
-    assert cloud_cost.asked_price(aws.batch, "two", "c5.xlarge", 2, 2048, 0, "us-east-1")[0] == 5e-6
+    assert costs.asked_price(aws.batch, "two", "c5.xlarge", 2, 2048, 0, "us-east-1")[0] == 5e-6
     for memory, price in (1900, 5e-6), (3500, 1e-5):  # 3500 of 4096 MiB leave no room for a second cell
-        assert cloud_cost.asked_price(aws.batch, "two", "c5.large", 1, memory, 0, "us-east-1")[0] == price
-    price, line = cloud_cost.asked_price(aws.batch, "spot", None, 2, 1024, 0, "us-east-1")
+        assert costs.asked_price(aws.batch, "two", "c5.large", 1, memory, 0, "us-east-1")[0] == price
+    price, line = costs.asked_price(aws.batch, "spot", None, 2, 1024, 0, "us-east-1")
     assert price is None and "give --instance-type or a price" in line
 
     def price_list(method, path, body):
@@ -776,5 +778,5 @@ def test_prices_are_looked_up_and_never_made_up(aws, monkeypatch):
     queue("gpu", "EC2", "g5.12xlarge")
     with answering(price_list) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
-        price, line = cloud_cost.asked_price(aws.batch, "gpu", None, 8, 1024, 1, "us-east-1")
+        price, line = costs.asked_price(aws.batch, "gpu", None, 8, 1024, 1, "us-east-1")
     assert price == 2.0 and "0.25 of a g5.12xlarge at $8 (on-demand price list" in line

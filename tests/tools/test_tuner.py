@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cleanrl_utils.events import read_scalars
+from cleanrl_utils.runs.events import read_scalars
 from helpers.files import ROOT, posix, require
 from helpers.processes import environment, private_network
 

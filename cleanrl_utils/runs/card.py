@@ -1,76 +1,25 @@
-"""The model card of a run, from its folder: python -m cleanrl_utils.card runs/CartPole-v1__dqn__1__1700000000
+"""The model card of a run, from its folder: python -m cleanrl_utils.runs.card runs/CartPole-v1__dqn__1__1700000000
 
 It says how good the policy is and of which episodes that is known, how to play it, how to train it again and with which
 hyperparameters. `python -m cleanrl_utils.hub push` puts it beside the model. Exit codes: 0 printed, 2 wrong usage.
 """
 
 import argparse
-import ast
-import json
 import re
 import shlex
-import sys
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.events import read_scalars
-
-
-def fail(message, code=2):
-    print(f"{Path(sys.argv[0]).stem}: {message}", file=sys.stderr)
-    sys.exit(code)
+from cleanrl_utils import fail
+from cleanrl_utils.runs.events import read_scalars
+from cleanrl_utils.runs.folder import arguments, load_args, script_of
 
 
 def repository_name(env_id, exp_name, seed):
     """The name of a run's repository, of characters that a hub allows."""
     name = re.sub(r"[^\w.-]+", "-", f"{env_id}-{exp_name}-seed{seed}", flags=re.ASCII)
     return re.sub(r"([.-])[.-]+", r"\1", name).strip(".-")
-
-
-def load_args(run_dir):
-    try:
-        args = json.loads(Path(run_dir, "args.json").read_text())
-    except ValueError:
-        args = None
-    if not isinstance(args, dict) or not {"env_id", "exp_name", "seed"} <= args.keys():
-        fail(f"{run_dir}: args.json does not hold the flags of a run")
-    return args
-
-
-def script_of(run_dir):
-    scripts = list(Path(run_dir).glob("*.py"))
-    if len(scripts) != 1:
-        fail(f"{run_dir} should hold one script, the copy that a run makes, and holds {len(scripts)}")
-    return scripts[0]
-
-
-def script_flags(script):
-    """The flags of a script and their types, from the text of its class Args: {"learning_rate": "float"}."""
-    for node in ast.parse(Path(script).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Args":
-            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-            return {field.target.id: ast.unparse(field.annotation) for field in fields}
-    return {}
-
-
-def arguments(run_dir):
-    """The command line of a run after the name of its script, as it began; from args.json if it was run otherwise."""
-    script, file = script_of(run_dir), Path(run_dir, "command.txt")
-    try:
-        command = shlex.split(file.read_text().splitlines()[0])
-    except (OSError, IndexError, ValueError):
-        command = []
-    for i, word in enumerate(command):
-        if PureWindowsPath(word).name == script.name or word == f"cleanrl.{script.stem}":
-            return command[i + 1 :]
-    words = []
-    for name, value in load_args(run_dir).items():
-        if isinstance(value, bool):
-            words.append(("--" if value else "--no-") + name.replace("_", "-"))
-        elif value is not None and value != "":
-            words += ["--" + name.replace("_", "-"), *map(str, value if isinstance(value, list) else [value])]
-    return words
 
 
 def without_folders(word):
@@ -166,7 +115,9 @@ what it takes to repeat the run, and with `--run` repeats it and compares the cu
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.card", description="Print the model card of a run.")
+    parser = argparse.ArgumentParser(
+        prog="python -m cleanrl_utils.runs.card", description="Print the model card of a run."
+    )
     parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
     parser.add_argument("--entity", default="ENTITY", help="user or organisation of the hub that the card names")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-// Statistics over runs and their curves, by the formulas of cleanrl_utils/stats.py and report.py.
+// Statistics over runs and their curves, by the formulas of cleanrl_utils/runs/stats.py and cleanrl_utils/report.py.
 //
 // Python has put the numbers of the view that the page opens with into D.numbers; they fill the cache. Another view's
 // numbers are computed here when it is looked at. Scores come in groups, one array for each environment.

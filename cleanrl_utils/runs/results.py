@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils.events import read_series
+from cleanrl_utils.runs.events import read_series
 
 EPISODES = 100  # a score is the mean return of as many last episodes
 RETURN, PLAYER, COUNT, SPEED = (
     f"charts/{name}" for name in ("episodic_return", "episodic_return-player0", "episodes", "SPS")
 )
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "benchmark/reference_scores.csv"
 
 

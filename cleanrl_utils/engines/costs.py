@@ -11,7 +11,7 @@ import statistics
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cleanrl_utils import cells, s3_cells
+from cleanrl_utils.engines import cells, s3_worker
 
 
 def steps_of(cell):
@@ -30,7 +30,7 @@ def kind(cell):
 
 def local_speeds(kinds, runs, newest=3):
     """(script, environment) -> steps per second of some finished or unfinished runs on this machine."""
-    from cleanrl_utils.events import read_scalars
+    from cleanrl_utils.runs.events import read_scalars
 
     found = {}
     for args in sorted(Path(runs).glob("*/args.json"), key=lambda path: path.stat().st_mtime, reverse=True):
@@ -127,8 +127,8 @@ def asked_price(batch, queue, machine, vcpus, memory, gpus, region):
     types = [name if "." in name else f"{name}.large" for name in types]  # a family counts by its size `large`
     if not types:
         return None, "unknown: the queue does not name types of machines; give --instance-type or a price"
-    ec2, found = s3_cells.connect("ec2", region_name=region), []
-    pricing = None if spot else s3_cells.connect("pricing", region_name="us-east-1")
+    ec2, found = s3_worker.connect("ec2", region_name=region), []
+    pricing = None if spot else s3_worker.connect("pricing", region_name="us-east-1")
     known = ec2.describe_instance_types(Filters=[{"Name": "instance-type", "Values": types}])["InstanceTypes"]
     for size in known:
         name = size["InstanceType"]

@@ -1,4 +1,4 @@
-"""One experiment out of a list, brought to its end: python -m cleanrl_utils.cells MATRIX.json INDEX [PID]
+"""One experiment out of a list, brought to its end: python cleanrl_utils/engines/cells.py MATRIX.json INDEX [PID]
 
 `python -m cleanrl_utils.benchmark` writes the list and starts this command once per cell, here, in a Slurm job, in a
 Ray task or in a container; it can be started by hand as well, any number of times, anywhere that sees the same folder:

@@ -1,6 +1,6 @@
 """One experiment out of a list in S3, brought to its end on machines that may be taken away at any time.
 
-    python -m cleanrl_utils.s3_cells s3://BUCKET/PREFIX/matrix-KEY.json [INDEX] [--sync-every 60] [--lease 600]
+    python -m cleanrl_utils.engines.s3_worker s3://BUCKET/PREFIX/matrix-KEY.json [INDEX] [--sync-every 60] [--lease 600]
 
 `python -m cleanrl_utils.submit_exp` writes the list and has AWS Batch start this command in a container, once per cell;
 INDEX is $AWS_BATCH_JOB_ARRAY_INDEX there. No file system is shared: what has to outlive the machine is in S3.
@@ -11,7 +11,7 @@ INDEX is $AWS_BATCH_JOB_ARRAY_INDEX there. No file system is shared: what has to
   state is written ten times in --lease seconds, with the end of the log: that is the heartbeat.
 - SIGTERM, Ctrl+C, or the notice that a Spot machine is taken away: the run writes its checkpoint, which goes up, exit
   code 75.
-- The next start, in an empty container, gets the files and goes on from the checkpoint: see cleanrl_utils/cells.py.
+- The next start, in an empty container, gets the files and goes on from the checkpoint: see cells.py.
   In a folder that has been used, what is there of the cell is moved to runs/.replaced first.
 
 Exit codes: 0 done, also before; 75 interrupted, to be started again; 2 wrong usage; else that of the run; 1 also for a
@@ -35,7 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 
-from cleanrl_utils import cells
+from cleanrl_utils.engines import cells
 
 RECORDS = Path("runs/.benchmark")
 
@@ -348,10 +348,10 @@ def send(write, **changes):
     try:
         write(**changes)
     except Lost as error:
-        print(f"s3_cells: {error}: stopping", file=sys.stderr, flush=True)
+        print(f"s3_worker: {error}: stopping", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
     except Exception as error:
-        print(f"s3_cells: not in S3 yet, next time maybe: {error}", file=sys.stderr, flush=True)
+        print(f"s3_worker: not in S3 yet, next time maybe: {error}", file=sys.stderr, flush=True)
 
 
 def beat(claim, ended):
@@ -399,7 +399,7 @@ def run(claim, cell, sync_every):
             return code
         progress = checkpoints(claim.run_dir()) != begun_with
         what = "to be tried again" if progress else "without a new checkpoint: not to be tried again"
-        print(f"s3_cells: the run was killed by signal {code - 128}, {what}", file=sys.stderr, flush=True)
+        print(f"s3_worker: the run was killed by signal {code - 128}, {what}", file=sys.stderr, flush=True)
         return cells.INTERRUPTED if progress else 1
     except SystemExit as end:
         if end.code == cells.INTERRUPTED:
@@ -431,7 +431,7 @@ def work(s3, url, index, sync_every, lease):
         claim.put()  # or nothing has to be sent
         claim.sync(state=state, code=code)
     except (OSError, *errors()) as error:  # the next start goes on from what is there
-        print(f"s3_cells: {error}", file=sys.stderr)
+        print(f"s3_worker: {error}", file=sys.stderr)
         with contextlib.suppress(*errors()):
             if claim.state.get("owner") == claim.owner:
                 claim.put(state="interrupted", code=cells.INTERRUPTED)
@@ -440,7 +440,7 @@ def work(s3, url, index, sync_every, lease):
         ended.set()
     script = cells.script_of(cell["command"])[1]
     if code == 2 and cell["script_sha"] and cells.text_of(script) != cell["script_sha"]:
-        print(f"s3_cells: the image has another {script} than the list: build and push it anew", file=sys.stderr)
+        print(f"s3_worker: the image has another {script} than the list: build and push it anew", file=sys.stderr)
     print(f"{state}: s3://{bucket}/{claim.folder}", flush=True)
     return code
 
@@ -449,7 +449,7 @@ def main():
     signal.signal(signal.SIGTERM, interrupt)  # until there is a run that can be told to stop
     signal.signal(signal.SIGINT, lambda *received: os.kill(os.getpid(), signal.SIGTERM))
     parser = argparse.ArgumentParser(
-        prog="python -m cleanrl_utils.s3_cells",
+        prog="python -m cleanrl_utils.engines.s3_worker",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -462,7 +462,7 @@ def main():
     try:
         known = errors()
     except ImportError:
-        print('s3_cells: S3 needs boto3: pip install -e ".[cloud]" or pip install boto3', file=sys.stderr)
+        print('s3_worker: S3 needs boto3: pip install -e ".[cloud]" or pip install boto3', file=sys.stderr)
         sys.exit(2)
     try:
         code = work(connect("s3"), options.url, index, max(0.1, options.sync_every), options.lease)
@@ -474,7 +474,7 @@ def main():
         message, code = f"{options.url}, cell {index}: {error}", 2
     except (OSError, *known) as error:
         message, code = f"{options.url}: {error}", 1
-    print(f"s3_cells: {message}", file=sys.stderr)
+    print(f"s3_worker: {message}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils import results, stats
+from cleanrl_utils.runs import results, stats
 
 CONTEXT = 3  # lines around a change that a diff shows
 README_ROW = re.compile(

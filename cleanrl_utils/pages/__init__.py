@@ -1,0 +1,1 @@
+"""What `site` and `report` put into their pages."""

@@ -1,0 +1,1 @@
+"""Run folders: what is read of them, and what is computed of many."""
