@@ -12,28 +12,36 @@ FLAGS = {
     "--update-epochs 4 --ent-coef 0 --no-clip-vloss --max-grad-norm 5",
     "pqn": "--num-envs 4 --num-steps 32 --total-timesteps 10240 --learning-rate 0.02 --num-minibatches 4 "
     "--update-epochs 4",
-    "dqn": "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
+    "dqn": "--total-timesteps 1800 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
     "--learning-rate 0.002 --buffer-size 500 --batch-size 64",
 }
+VALUE_PROBES = "ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"
 # with memory: short sequences are fast
 FLAGS["lstm"] = FLAGS["ppo"].replace("--num-envs 4 --num-steps 32", "--num-envs 32 --num-steps 8")
-for probe in ("ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"):
+for probe in VALUE_PROBES:
     FLAGS[f"lstm {probe}"] = FLAGS["lstm"].replace("10240", "2560")
 for flags in [flags for flags in FLAGS if flags.startswith("lstm")]:
     changed = FLAGS[flags].replace("2560", "5120").replace("learning-rate", "init-lr").replace("ent-", "init-ent-")
     changed += " --norm-adv --trxl-num-layers 2 --trxl-num-heads 2 --trxl-dim 32 --trxl-memory-length 3"
     FLAGS[flags.replace("lstm", "trxl")] = changed
+# values are learned sooner than actions
+for first in ("ppo", "pqn"):
+    FLAGS[first] = FLAGS[first].replace("10240", "5120")
+    FLAGS |= {f"{first} {probe}": FLAGS[first].replace("5120", "3840") for probe in VALUE_PROBES}
+# the policy is uncertain by as much as it was disturbed: more steps
+FLAGS["rpo"] = FLAGS["ppo"].replace("5120", "10240")
+FLAGS |= {f"rpo {probe}": FLAGS[f"ppo {probe}"] for probe in VALUE_PROBES}
 # wide networks, and observations that are not standardised: small steps
-FLAGS["ppo_continuous_action_isaacgym"] = FLAGS["ppo"].replace("0.005", "0.001")
+FLAGS["ppo_continuous_action_isaacgym"] = FLAGS["ppo"].replace("0.005", "0.001").replace("5120", "7680")
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
-FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
+FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01").replace("1800", "3000") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
 FLAGS["sac"] = FLAGS["ddpg"] + "--policy-lr 0.001 --q-lr 0.001 --no-autotune --alpha 0.001"  # next to no entropy
 FLAGS["droq"] = FLAGS["sac"] + " --utd 1 --policy-frequency 1"
 # more steps: at observation 0 layer normalisation leaves of the action, where all biases are zero, only its sign
 FLAGS["droq ActionReward"] = FLAGS["sac"] + " --utd 4 --policy-frequency 2"
 # more steps, each with the actor: at observation 0 Flax's biases of zero leave an actor only its last ones to learn
-FLAGS["td3"] = FLAGS["ddpg"] = FLAGS["ddpg"].replace("700", "1000") + "--learning-rate 0.001 --policy-frequency 1"
+FLAGS["td3"] = FLAGS["ddpg"] = FLAGS["ddpg"].replace("700", "800") + "--learning-rate 0.001 --policy-frequency 1"
 # where all observations are one or two numbers, the units of normalised layers move alike and far with each step, and
 # running statistics lag behind: small steps. To an actor that sees the same number always, only biases are left.
 FLAGS["crossq"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 64 --q-hidden 64 --utd 4 "
@@ -120,10 +128,10 @@ def test_values_and_actions(name, tmp_path):
     remembered = REMEMBERED if memory else {}
     observations = {probe: list(cases) for probe, cases in (VALUES | ACTIONS | remembered).items()}
     kind, first = LINEAGE[name]["probes"], memory or name.split("_")[0]
-    flags = FLAGS.get(name, FLAGS.get(first, FLAGS[family(name)]))
+    flags = FLAGS.get(first, FLAGS[family(name)])
     argvs = [
         ["--env-id", f"probe_envs:{probe}{kind.capitalize()}-v0", "--gamma", GAMMA]
-        + FLAGS.get(f"{first} {probe}", flags).split()
+        + FLAGS.get(name, FLAGS.get(f"{first} {probe}", flags)).split()
         for probe in observations
     ]
     results = inspect_runs(script(name), argvs, cwd=tmp_path, after=LOOK.replace("OBSERVATIONS", repr(observations)))

@@ -6,8 +6,10 @@ import shutil
 import signal
 import time
 
+import pytest
+
 from helpers.files import LINEAGE, each, each_text, family, posix, require_for, script, smoke, smoke_total
-from helpers.processes import kill_at_checkpoint, run, run_dir, start
+from helpers.processes import in_short, kill_at_checkpoint, run, run_dir, start
 from helpers.scalars import assert_clean, grid, raw_scalars, steps, tensorboard_scalars, untimed
 
 
@@ -27,7 +29,7 @@ def wait_until_training(process, cwd, event_files):
 def interrupt(name, argv, cwd, how, after):
     """Start a run, send it a signal some seconds after training has begun; returns its exit code and output."""
     event_files = len(list(cwd.glob("runs/*/events*")))
-    process = start(script(name), *argv, cwd=cwd)
+    process = start(script(name), *argv, cwd=cwd, **in_short(name))
     try:
         wait_until_training(process, cwd, event_files)
         time.sleep(after)
@@ -38,6 +40,7 @@ def interrupt(name, argv, cwd, how, after):
     return process.returncode, stdout + stderr
 
 
+@pytest.mark.slow  # test_life.py kills every file once
 @posix
 @each_text("ReplayBuffer", "FrameReplay", "gae")
 def test_kill_at_random_moments(name, tmp_path):
@@ -46,7 +49,7 @@ def test_kill_at_random_moments(name, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     killed.mkdir(), whole.mkdir()
     started = time.time()
-    run(script(name), *argv, cwd=whole)
+    run(script(name), *argv, cwd=whole, **in_short(name))
     duration = time.time() - started
 
     resume = []
@@ -55,7 +58,7 @@ def test_kill_at_random_moments(name, tmp_path):
         code, output = interrupt(name, argv + resume, killed, signal.SIGKILL, delay)
         assert code in (-signal.SIGKILL, 0), f"killed after {delay} s: {output}"
         resume = ["--resume", run_dir(killed)]
-    run(script(name), *resume, cwd=killed)  # the flags come from the run's folder
+    run(script(name), *resume, cwd=killed, **in_short(name))  # the flags come from the run's folder
 
     scalars = raw_scalars(run_dir(killed))
     assert_clean(scalars)
@@ -97,7 +100,8 @@ def test_sigterm_then_two_resumes(name, tmp_path):
     shutil.copytree(first, second)
     total += int(re.search(r"Stopped at step (\d+)", output)[1])
     for cwd in (first, second):
-        run(script(name), "--resume", folder.relative_to(first), "--total-timesteps", total, cwd=cwd)
+        resume = "--resume", folder.relative_to(first), "--total-timesteps", total
+        run(script(name), *resume, cwd=cwd, **in_short(name))
     scalars = raw_scalars(folder)
     assert_clean(scalars)
     assert scalars[: len(stopped)] == stopped, "a checkpoint was written at the signal, so nothing is redone"

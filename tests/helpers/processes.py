@@ -153,7 +153,7 @@ def shorten(owner, name, **limits):
 if GAMES == "ale_py":
     import ale_py.vector_env
 
-    shorten(ale_py.vector_env, "AtariVectorEnv", max_num_frames_per_episode=160)
+    shorten(ale_py.vector_env.AtariVectorEnv, "__init__", max_num_frames_per_episode=160)
 elif GAMES == "envpool":
     import envpool
 
@@ -170,6 +170,19 @@ def short_games(name):
     games = [module for module in ("pettingzoo", "envpool", "ale_py") if uses(name, module)]
     short = games and not uses(name, "ray") and "procgen" not in name  # whose games take no limit
     return f"GAMES = {games[0]!r}\n{SHORT_GAMES}" if short else ""
+
+
+RUN = """
+import runpy, sys
+
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def in_short(name):
+    """The option of `start` and `run` with which the games of a file are short."""
+    return {"driver": short_games(name) + RUN} if short_games(name) else {}
 
 
 KILL = """
