@@ -111,7 +111,7 @@ def train(arguments):
     python("cleanrl/ppo.py", "--env-id", "CartPole-v1", *arguments, "--save-model")
 
 
-def test(arguments):
+def test(arguments, which=("-m", "not slow")):
     system(arguments)
     install(TEST_EXTRAS)
     python("-m", "pip", "install", "--quiet", "--no-deps", "--requirement", "requirements/no-deps.txt")
@@ -122,11 +122,16 @@ def test(arguments):
     python("-m", "ruff", "format", "--check", *folders)
     call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
     # a missing optional part is a failure
-    python("-m", "pytest", "-n", "2", "--durations", "20", *arguments, CLEANRL_REQUIRE_ALL="1")
+    options = ["-n", "2", "--dist", "loadgroup", "--durations", "10", "--cpu-times", *which]
+    python("-m", "pytest", *options, *arguments, CLEANRL_REQUIRE_ALL="1")
+
+
+def test_all(arguments):
+    test(arguments, which=())
 
 
 if __name__ == "__main__":
-    commands = {"train": train, "test": test, "system": system}
+    commands = {"train": train, "test": test, "test-all": test_all, "system": system}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](sys.argv[2:])

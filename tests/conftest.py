@@ -28,6 +28,7 @@ except (ImportError, OSError):
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "tools" not in item.path.parts)  # those that wait for others begin early
     if any(item.get_closest_marker("cuda") for item in items):
         import torch
 

@@ -22,10 +22,14 @@ TASKS = {
     "sac_continuous_action": (f"{PENDULUM} --policy-lr 1e-3", -350),
     "sac_continuous_action_jax": (f"{PENDULUM} --policy-lr 1e-3", -350),
 }
+FAST = "ppo", "pqn", "dqn", "rpo_continuous_action"  # the others solve the probe environments
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TASKS if name in FILES])
+def task(name):
+    return pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [task(name) for name in TASKS if name in FILES])
 def test_learns(name, tmp_path):
     require_for(name)
     flags, threshold = TASKS[name]
