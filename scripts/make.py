@@ -1,4 +1,4 @@
-"""What the Makefile does, for every platform: python scripts/make.py {train,test} [arguments of ppo.py or pytest].
+"""What the Makefile does, for every platform: python scripts/make.py {train,test,test-all} [arguments].
 
 Both make .venv in the repository if it is not there and install what they need into it with pip. An existing
 .venv is used as it is; what it holds is remembered in .venv/installed.json, so that a second call starts at once.

@@ -1,4 +1,4 @@
-"""A file imports nothing from the repository, and its PEP 723 header says what it needs; test_smoke runs it alone."""
+"""A file imports nothing from the repository, and its PEP 723 header says what it needs; test_life.py runs it alone."""
 
 import sys
 from importlib.metadata import packages_distributions, version

@@ -1,6 +1,6 @@
 """python -m cleanrl_utils.evaluate plays the saved model of a run folder, whichever file made it.
 
-test_smoke plays the policy of every file in both modes.
+test_life.py plays the policy of every file in both modes.
 """
 
 import json
