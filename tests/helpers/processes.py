@@ -57,20 +57,24 @@ def fork_server(kind):
     return forks.start_server(kind, environment())
 
 
-def start(path, *argv, cwd, env=None, driver=None):
-    """Start a script, or the code `driver` for it; in the usual environment as a fork, where that is possible."""
+def start(path, *argv, cwd, env=None, driver=None, variables=None):
+    """Start a script, or the code `driver` for it; as a fork in the usual environment, which `variables` may change."""
     argv, modules = [str(path), *map(str, argv)], imports(Path(path).read_text())
     if env is None and hasattr(os, "fork") and "ray" not in modules:
         server = fork_server("torch" if "torch" in modules else "jax")
-        return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver)
+        env = variables and environment(**variables)
+        return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver, env)
     command = [*python(path), *(["-c", driver] if driver else []), *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=cwd, env=env or environment(), **pipes)
+    return subprocess.Popen(command, cwd=cwd, env=env or environment(**variables or {}), **pipes)
 
 
-def run(path, *argv, cwd, env=None, driver=None, code=0, timeout=300):
+def run(path, *argv, cwd, env=None, driver=None, variables=None, code=0, timeout=300):
     """Run a script to its end in the folder `cwd`, expecting an exit code; returns the finished process."""
-    process = start(path, *argv, cwd=cwd, env=env, driver=driver)
+    return finish(start(path, *argv, cwd=cwd, env=env, driver=driver, variables=variables), code, timeout)
+
+
+def finish(process, code=0, timeout=300):
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     finally:
@@ -79,6 +83,26 @@ def run(path, *argv, cwd, env=None, driver=None, code=0, timeout=300):
         f"exit code {process.returncode}, not {code}:\n{stdout[-2000:]}\n{stderr[-4000:]}"
     )
     return subprocess.CompletedProcess(process.args, code, stdout, stderr)
+
+
+MODULE = """
+import os, runpy, sys
+
+name = sys.argv.pop(1)
+sys.path[0] = os.getcwd()
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+"""
+
+
+def run_module(name, *argv, cwd, env=None, kind="torch", code=0, timeout=300):
+    """As `run`, for python -m NAME: a tool of ours, in a fork that has torch or JAX imported, whether it needs it."""
+    env = env or environment(PYTHONPATH=str(ROOT))
+    if hasattr(os, "fork"):
+        process = forks.Fork(fork_server(kind), ["-c", name, *map(str, argv)], cwd, MODULE, env)
+    else:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, "-m", name, *map(str, argv)], cwd=cwd, env=env, **pipes)
+    return finish(process, code, timeout)
 
 
 DRIVER = """
