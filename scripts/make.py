@@ -125,7 +125,7 @@ def test(arguments):
     python("-m", "ruff", "format", "--check", *folders)
     call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
     # a missing optional part is a failure
-    python("-m", "pytest", "-n", "2", "--durations", "20", *arguments, CLEANRL_REQUIRE_ALL="1")
+    python("-m", "pytest", "-n", "2", "--dist", "loadgroup", "--durations", "20", *arguments, CLEANRL_REQUIRE_ALL="1")
 
 
 if __name__ == "__main__":
