@@ -114,7 +114,7 @@ def prepare(request):
     sys.argv = request["argv"]
     sys.orig_argv = [sys.executable, *sys.argv]
     sys.path[0] = os.path.dirname(sys.argv[0])
-    if request.get("env") is not None:
+    if request["env"] is not None:
         before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ.clear()
         os.environ.update(request["env"])

@@ -95,7 +95,7 @@ runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def run_module(name, *argv, cwd, env=None, kind="torch", code=0, timeout=300):
-    """As `run`, for python -m NAME: a tool of ours, in a fork that has torch or JAX imported, whether it needs it."""
+    """As `run`, for python -m NAME: a tool of ours, in a fork that has torch or JAX imported already."""
     env = env or environment(PYTHONPATH=str(ROOT))
     if hasattr(os, "fork"):
         process = forks.Fork(fork_server(kind), ["-c", name, *map(str, argv)], cwd, MODULE, env)
