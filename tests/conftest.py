@@ -27,8 +27,16 @@ except (ImportError, OSError):
     pass
 
 
+# Fixtures of a module that take seconds: with --dist loadgroup, tests that share one run in one worker
+COSTLY = {"aws", "awkward", "batch", "built", "chromium", "clone", "original", "site", "slurm_cluster", "trained"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "tools" not in item.path.parts)  # those that wait for others begin early
+    for item in items:
+        if COSTLY & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if any(item.get_closest_marker("cuda") for item in items):
         import torch
 

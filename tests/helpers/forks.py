@@ -24,11 +24,11 @@ PRELOAD = {  # not MuJoCo, which reads MUJOCO_GL at its import
 class Fork:
     """The part of subprocess.Popen that the tests use."""
 
-    def __init__(self, server, argv, cwd, code=None):
+    def __init__(self, server, argv, cwd, code=None, env=None):
         self.args, self.returncode = argv, None
         self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]
         self.status, status = os.pipe()
-        request = json.dumps({"argv": argv, "cwd": str(cwd), "code": code}).encode()
+        request = json.dumps({"argv": argv, "cwd": str(cwd), "code": code, "env": env}).encode()
         socket.send_fds(server, [request], [*(file.fileno() for file in self.files), status])
         os.close(status)
         self.pid = self.read()
@@ -114,6 +114,12 @@ def prepare(request):
     sys.argv = request["argv"]
     sys.orig_argv = [sys.executable, *sys.argv]
     sys.path[0] = os.path.dirname(sys.argv[0])
+    if request["env"] is not None:
+        before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ.clear()
+        os.environ.update(request["env"])
+        after = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[1:] = [*after, *(path for path in sys.path[1:] if path not in before)]
     if request["code"] is not None:
         return compile(request["code"], "<string>", "exec")
     with open(sys.argv[0]) as file:

@@ -70,21 +70,26 @@ def fork_server(kind, alone=False):
     return forks.start_server(kind, environment_alone() if alone else environment())
 
 
-def start(path, *argv, cwd, env=None, driver=None, alone=False):
-    """Start a script, or the code `driver` for it; in the usual environment as a fork, where that is possible."""
+def start(path, *argv, cwd, env=None, driver=None, variables=None, alone=False):
+    """Start a script, or the code `driver` for it; as a fork in the usual environment, which `variables` may change, or
+    in that of a script on its own."""
     argv, modules = [str(path), *map(str, argv)], imports(Path(path).read_text())
     if env is None and hasattr(os, "fork") and "ray" not in modules:
         server = fork_server("torch" if "torch" in modules else "jax", alone)
-        return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver)
+        env = variables and environment(**variables)
+        return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver, env)
     command = [*python(path), *(["-c", driver] if driver else []), *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    env = env or (environment_alone() if alone else environment())
+    env = env or (environment_alone() if alone else environment(**variables or {}))
     return subprocess.Popen(command, cwd=cwd, env=env, **pipes)
 
 
 def run(path, *argv, cwd, code=0, timeout=300, **options):
     """Run a script to its end in the folder `cwd`, expecting an exit code; returns the finished process."""
-    process = start(path, *argv, cwd=cwd, **options)
+    return finish(start(path, *argv, cwd=cwd, **options), code, timeout)
+
+
+def finish(process, code=0, timeout=300):
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     finally:
@@ -93,6 +98,26 @@ def run(path, *argv, cwd, code=0, timeout=300, **options):
         f"exit code {process.returncode}, not {code}:\n{stdout[-2000:]}\n{stderr[-4000:]}"
     )
     return subprocess.CompletedProcess(process.args, code, stdout, stderr)
+
+
+MODULE = """
+import os, runpy, sys
+
+name = sys.argv.pop(1)
+sys.path[0] = os.getcwd()
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+"""
+
+
+def run_module(name, *argv, cwd, env=None, kind="torch", code=0, timeout=300):
+    """As `run`, for python -m NAME: a tool of ours, in a fork that has torch or JAX imported already."""
+    env = env or environment(PYTHONPATH=str(ROOT))
+    if hasattr(os, "fork"):
+        process = forks.Fork(fork_server(kind), ["-c", name, *map(str, argv)], cwd, MODULE, env)
+    else:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, "-m", name, *map(str, argv)], cwd=cwd, env=env, **pipes)
+    return finish(process, code, timeout)
 
 
 DRIVER = """

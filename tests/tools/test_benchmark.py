@@ -294,7 +294,7 @@ def test_a_cell_that_cannot_be_started(folder):
 
 def test_ppo(tmp_path):
     """The real thing: training is killed after a checkpoint; its metrics are whole and none is there twice."""
-    argv = ["--command", f"{sys.executable} {script('ppo')} --no-cuda --total-timesteps 20480 --checkpoint-freq 2048"]
+    argv = ["--command", f"{sys.executable} {script('ppo')} --no-cuda --total-timesteps 10240 --checkpoint-freq 2048"]
     argv += ["--env-ids", "CartPole-v1", "--num-seeds", 1, "--workers", 1]
     process = start(tmp_path, *argv)
     wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")))
@@ -308,7 +308,7 @@ def test_ppo(tmp_path):
     lines = (folder / "command.txt").read_text().splitlines()
     assert len(lines) == 2 and "--resume" in lines[1]
     times = Counter((tag, step) for tag, step, _ in raw_scalars(folder) if tag.startswith("losses/"))
-    assert set(times.values()) == {1} and {step for _, step in times} == set(range(512, 20481, 512))
+    assert set(times.values()) == {1} and {step for _, step in times} == set(range(512, 10241, 512))
 
 
 def test_cores_and_gpus(folder):

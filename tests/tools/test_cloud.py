@@ -22,7 +22,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers.files import ROOT, require, require_program
+from helpers.files import ROOT, posix, require, require_program, smoke
+from helpers.processes import run, run_dir
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MARKERS = {"python_version": "3.11", "python_full_version": "3.11.9", "sys_platform": "linux", "os_name": "posix"}
@@ -238,6 +239,7 @@ def image(podman):
     return "cleanrl"
 
 
+@pytest.mark.slow
 def test_a_container_is_stopped_and_another_finishes(podman, image):
     """SIGTERM reaches the run: exit code 75 and a checkpoint in the volume, from which a second container goes on.
 
@@ -270,6 +272,43 @@ def test_a_container_is_stopped_and_another_finishes(podman, image):
     assert "16000" in log
 
 
+def copied(folder):
+    """What the last stage of cloud/Dockerfile copies from the repository, in a folder."""
+    for word, rest in instructions():
+        for source in rest.split()[:-1] if word == "COPY" and "--from" not in rest and "lock" not in rest else ():
+            (shutil.copytree if (ROOT / source).is_dir() else shutil.copy)(ROOT / source, folder / source)
+    return folder
+
+
+def test_what_the_image_holds_is_enough(tmp_path):
+    """Without an image: a run, the worker of AWS Batch and the benchmark need nothing else of the repository."""
+    require("torch")
+    folder = copied(tmp_path)
+    run(folder / "cleanrl/ppo.py", *smoke("ppo"), cwd=folder)
+    assert run_dir(folder).name.startswith("CartPole-v1__ppo__1__")
+    tools = [folder / "cleanrl_utils/benchmark.py", *folder.glob("cleanrl_utils/**/s3_*.py")]
+    assert len(tools) > 1
+    for tool in tools:
+        name = ".".join(tool.relative_to(folder).with_suffix("").parts)
+        command = [sys.executable, "-c", f"import {name} as tool; print(tool.__file__)"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(tool)
+
+
+@posix
+def test_the_answer_of_git_in_the_image(tmp_path):
+    """The line of cloud/Dockerfile that answers `git rev-parse HEAD`, run by a shell, in another folder."""
+    (line,) = [rest for word, rest in instructions() if word == "RUN" and "REVISION" in rest]
+    command = line.replace("/usr/local/bin", str(tmp_path))
+    subprocess.run(["sh", "-c", command], env=os.environ | {"REVISION": "0123abc"}, check=True)
+    git = str(tmp_path / "git")
+    assert subprocess.run([git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout == "0123abc\n"
+    assert subprocess.run([git, "status"], capture_output=True, text=True).returncode
+    (tmp_path / "git").unlink()
+    subprocess.run(["sh", "-c", command], env=os.environ | {"REVISION": ""}, check=True)
+    assert not (tmp_path / "git").exists()
+
+
 # The infrastructure
 
 
@@ -288,14 +327,19 @@ def plain(value):
 
 
 @functools.cache
-def blocks(kind):
-    """(type, name) or name of each block of a kind, such as resource -> its content."""
+def parsed():
     require("hcl2")
     import hcl2
 
+    return [plain(hcl2.loads(path.read_text())) for path in sorted(TERRAFORM.glob("*.tf"))]
+
+
+@functools.cache
+def blocks(kind):
+    """(type, name) or name of each block of a kind, such as resource -> its content."""
     found = {}
-    for path in sorted(TERRAFORM.glob("*.tf")):
-        for block in plain(hcl2.loads(path.read_text())).get(kind, []):
+    for file in parsed():
+        for block in file.get(kind, []):
             for name, content in block.items():
                 nested = kind in ("resource", "data")
                 found |= {(name, inner): body for inner, body in content.items()} if nested else {name: content}
@@ -492,9 +536,11 @@ def test_checkov():
 def test_ray_cluster_is_within_the_schema():
     """`ray up` reads cloud/ray.yaml; Ray's own check of it needs no cloud."""
     require("ray", "yaml", "jsonschema")
-    code = "import sys, yaml; from ray.autoscaler._private.util import fillout_defaults, validate_config; "
-    code += "validate_config(fillout_defaults(yaml.safe_load(sys.stdin)))"
+    code = "import sys, yaml; from ray.autoscaler._private.util import fillout_defaults, validate_config\n"
+    code += "text = sys.stdin.read()\n"
+    code += "for source in text, text + 'surprise: 1\\n':\n"
+    code += "    validate_config(fillout_defaults(yaml.safe_load(source)))\n    print('within', flush=True)"
     text = (ROOT / "cloud/ray.yaml").read_text()
-    for source, good in (text, True), (text + "surprise: 1\n", False):
-        done = subprocess.run([sys.executable, "-c", code], input=source, text=True, capture_output=True, check=False)
-        assert (done.returncode == 0) == good, done.stderr[-2000:]
+    done = subprocess.run([sys.executable, "-c", code], input=text, text=True, capture_output=True, check=False)
+    assert done.stdout.split() == ["within"], done.stderr[-2000:]
+    assert done.returncode and "surprise" in done.stderr, done.stderr[-2000:]

@@ -308,7 +308,7 @@ def test_slurm_runs_ppo(slurm):
     require("torch", "gymnasium", "tyro")
     cluster, place = slurm
     flags = *SLURM_FLAGS, "--workers", 1, "--env-ids", "CartPole-v1"
-    command = f"python {ROOT}/cleanrl/ppo.py --no-cuda --total-timesteps 20000"
+    command = f"python {ROOT}/cleanrl/ppo.py --no-cuda --total-timesteps 10240"
     process = place.start(*flags, command=command)
     wait_for(lambda: list(place.folder.glob("runs/CartPole*/events*")), "run")
     (job,) = re.findall(r"Submitted job (\d+)", place.log())

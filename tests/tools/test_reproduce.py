@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from importlib.metadata import version
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from cleanrl_utils.reproduce import first_difference, harmless
 from cleanrl_utils.runs.folder import script_flags
 from helpers.files import ROOT, posix, require_for, script
-from helpers.processes import environment, run, run_dir
+from helpers.processes import environment, run, run_dir, run_module
 from helpers.scalars import raw_scalars, untimed
 
 FLAGS = ["--num-envs", "2", "--num-steps", "32", "--total-timesteps", "1024", "--no-cuda"]
@@ -26,10 +25,7 @@ def original(tmp_path_factory):
 
 
 def reproduce(*argv, cwd, code=0):
-    env = environment(PYTHONPATH=str(ROOT))
-    command = [sys.executable, "-m", "cleanrl_utils.reproduce", *map(str, argv)]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
+    done = run_module("cleanrl_utils.reproduce", *argv, cwd=cwd, code=code)
     return done.stdout if code in (0, 3) else done.stderr
 
 

@@ -1,6 +1,10 @@
-"""The commands that existing users know, as printed in the published README, without `poetry run`."""
+"""The commands that existing users know, as printed in the published README, without `poetry run`.
+
+With the few steps of a smoke run; with as many as are printed, in processes of their own, they are slow.
+"""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +12,7 @@ import sys
 import pytest
 
 from helpers.files import FILES, ROOT, require, require_for, script, smoke
-from helpers.processes import environment, run_dir
+from helpers.processes import environment, run, run_dir
 from helpers.scalars import raw_scalars
 
 COMMANDS = [
@@ -22,21 +26,34 @@ COMMANDS = [
     ("ppo", "--env-id CartPole-v1 --total-timesteps 5000", ()),
     ("dqn", "--env-id CartPole-v1 --total-timesteps 12000", ()),
     ("ppo_atari", "--env-id BreakoutNoFrameskip-v4 --total-timesteps 1024", ()),
-    ("ppo_procgen", f"--env-id starpilot {' '.join(smoke('ppo_procgen', total_timesteps=100))}", ()),
-    ("ppg_procgen", f"--env-id starpilot {' '.join(smoke('ppg_procgen', total_timesteps=200))}", ()),
+    ("ppo_procgen", "--env-id starpilot --total-timesteps 100", ()),
+    ("ppg_procgen", "--env-id starpilot --total-timesteps 200", ()),
     ("ppo_atari_envpool", "--env-id BreakoutNoFrameskip-v4 --total-timesteps 1024", ()),
 ]
 
+COMMANDS = [command for command in COMMANDS if command[0] in FILES]
+PRINTED = [command for command in COMMANDS if "procgen" not in command[0]]  # which is printed without a number of steps
 
-@pytest.mark.parametrize("name, flags, packages", [command for command in COMMANDS if command[0] in FILES])
+
+@pytest.mark.parametrize("name, flags, packages", COMMANDS)
 def test_command(name, flags, packages, tmp_path):
+    steps = int(re.search(r"--total-timesteps (\d+)", flags)[1])
+    few = smoke(name, total_timesteps=min(steps, 1000 if name == "dqn" else 256))
+    check_command(name, re.sub(r"--total-timesteps \d+", " ".join(few), flags), packages, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, flags, packages", PRINTED)
+def test_command_as_printed(name, flags, packages, tmp_path):
+    check_command(name, flags, packages, tmp_path, env=environment())
+
+
+def check_command(name, flags, packages, tmp_path, env=None):
     require(*packages)
     require_for(name)
     (tmp_path / "cleanrl").mkdir()
     shutil.copy(script(name), tmp_path / "cleanrl")
-    command = [sys.executable, f"cleanrl/{name}.py", *flags.split()]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run(tmp_path / f"cleanrl/{name}.py", *flags.split(), cwd=tmp_path, env=env)
     folder = run_dir(tmp_path)
     env_id = flags.split("--env-id ")[-1].split()[0] if "--env-id" in flags else "CartPole-v1"
     assert folder.name.startswith(f"{env_id}__{name}__1__")

@@ -145,10 +145,10 @@ def checkpoint_of(containers, process):
 def test_a_run_outlives_its_machines(containers, tmp_path, monkeypatch):
     """SIGTERM, then kill -9 of everything: each time a new container goes on, and no metric is lost or doubled."""
     require("torch", "gymnasium", "tyro")
-    total, size = 40960, 512
+    total, size = 20480, 512
     monkeypatch.chdir(ROOT)
     command = f"python cleanrl/ppo.py --no-cuda --total-timesteps {total} --checkpoint-freq 1024"
-    command = containers.put(cells.make_cell(command, "CartPole-v1", 1))
+    command = [*containers.put(cells.make_cell(command, "CartPole-v1", 1)), "--sync-every", "0.2"]
     monkeypatch.chdir(tmp_path)
 
     first = containers.start(command, job="job", attempt=1)
