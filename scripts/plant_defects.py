@@ -12,7 +12,6 @@ Exit codes: 0 all caught, 1 one was not, 2 wrong usage or a table that no longer
 import argparse
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -40,13 +40,13 @@ def tracked():
     return [name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
 
 
-def planted(defect, files):
+def planted(defect, files, root=ROOT):
     """Where a defect goes, and the text of that file with it; a ValueError if the table no longer fits."""
     name, old, nth = defect["name"], defect["old"], defect.get("nth")
     places = [file for file in files if Path(file).match(defect["file"])]
     if len(places) != 1:
         raise ValueError(f"{name}: {len(places)} files match {defect['file']}, not one")
-    parts = (ROOT / places[0]).read_text().split(old)
+    parts = (root / places[0]).read_text().split(old)
     if len(parts) != 2 and not (nth and nth < len(parts)):
         raise ValueError(f"{name}: {places[0]} has this text {len(parts) - 1} times, not once: {old!r}")
     if old == defect["new"]:
@@ -97,8 +97,9 @@ class Copy:
     def test(self, selection):
         """passed, or the first test that failed, or what kept the tests from running; and the seconds that it took."""
         start = time.perf_counter()
-        words = ["-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *shlex.split(selection)]
-        output, code = self.run(*words)
+        path, words = selection
+        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *(["-k", words] if words else [])]
+        output, code = self.run("-m", "pytest", path, *options)
         failed = re.search(r"(?m)^(?:FAILED|ERROR) (\S+)", output)
         if code == 1 and failed:
             result = failed[1]
@@ -109,7 +110,7 @@ class Copy:
         return result, time.perf_counter() - start
 
     def plant(self, defect, selection, files):
-        file, text = planted(defect, files)
+        file, text = planted(defect, files, self.root)
         whole = (self.root / file).read_bytes()
         (self.root / file).write_text(text)
         try:
@@ -128,6 +129,15 @@ def read_table(names):
     return [defect for defect in defects if not names or defect["name"] in names]
 
 
+def by_file(selections):
+    """The selections of each file of tests, and one for all of them, to import and start what they share once."""
+    groups = defaultdict(list)
+    for path, words in dict.fromkeys(selections):
+        groups[path].append(words)
+    for path, group in groups.items():
+        yield [(path, words) for words in group], (path, " or ".join(f"({words})" for words in group if words))
+
+
 def run(defects, options, files, folder):
     """The number of defects that were not caught, printing a line on each."""
     copies, free = [Copy(folder / str(i), files) for i in range(options.jobs)], SimpleQueue()
@@ -136,7 +146,9 @@ def run(defects, options, files, folder):
     where, _ = copies[0].run("-c", "import cleanrl_utils; print(cleanrl_utils.__file__)")
     if Path(where.strip()).parent.parent.resolve() != copies[0].root.resolve():
         fail(f"not the copy is imported, but {where.strip()}")
-    selections = {defect["name"]: "tests" if options.all else defect["tests"] for defect in defects}
+    selections = {
+        defect["name"]: ("tests", "") if options.all else (defect["tests"], defect["k"]) for defect in defects
+    }
 
     def borrow(method, *arguments):
         copy = free.get()
@@ -145,14 +157,21 @@ def run(defects, options, files, folder):
         finally:
             free.put(copy)
 
-    pool, good = ThreadPoolExecutor(options.jobs), {selection: "passed" for selection in selections.values()}
+    def check(group):
+        """The selections of a group that do not pass without a defect, each with what failed."""
+        members, together = group
+        if borrow("test", together)[0] == "passed":
+            return []
+        results = [(selection, borrow("test", selection)[0]) for selection in members]
+        return [(selection, result) for selection, result in results if result != "passed"]
+
+    pool, bad = ThreadPoolExecutor(options.jobs), {}
     try:
-        if options.check:
-            for selection, (result, seconds) in zip(good, pool.map(lambda s: borrow("test", s), good)):
-                good[selection] = result
-                if result != "passed":
-                    print(f"without a defect, {selection}: {result} ({seconds:.0f} s)", flush=True)
-        ready = [defect for defect in defects if good[selections[defect["name"]]] == "passed"]
+        for found in pool.map(check, by_file(selections.values()) if options.check else ()):
+            for selection, result in found:
+                bad[selection] = result
+                print(f"without a defect, {selection[0]} -k '{selection[1]}': {result}", flush=True)
+        ready = [defect for defect in defects if selections[defect["name"]] not in bad]
         missed = len(defects) - len(ready)
         print(f"{'defect':36} {'file':42} {'seconds':>7}  caught by")
         for defect, (file, result, seconds) in zip(
@@ -189,7 +208,7 @@ def main():
             file, _ = planted(defect, files)
             defects.append(defect)
             if options.list:
-                print(f"{defect['name']:36} {file:42} {defect['tests']}")
+                print(f"{defect['name']:36} {file:42} {defect['tests']} -k '{defect['k']}'")
         except ValueError as error:
             print(f"{TABLE.name} no longer fits, write it anew: {error}", file=sys.stderr)
     stale = len(defects) < len(table)
