@@ -106,7 +106,8 @@ class Copy:
         elif code == 0 and re.search(r"\b\d+ passed", output):
             result = "passed"
         else:
-            result = f"no test ran (exit code {code}): {output.strip().splitlines()[-1:]}"
+            last = "".join(output.strip().splitlines()[-1:])
+            result = "no test ran: " + ("none is selected any more" if code == 5 else f"exit code {code}, {last}")
         return result, time.perf_counter() - start
 
     def plant(self, defect, selection, files):
