@@ -100,9 +100,9 @@ class Copy:
         path, words = selection
         options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *(["-k", words] if words else [])]
         output, code = self.run("-m", "pytest", path, *options)
-        failed = re.search(r"(?m)^(?:FAILED|ERROR) (\S+)", output)
+        failed = re.search(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output)
         if code == 1 and failed:
-            result = failed[1]
+            result = failed[1] + " (timed out)" * ("TimeoutExpired" in output or "Timeout (>" in output)
         elif code == 0 and re.search(r"\b\d+ passed", output):
             result = "passed"
         else:

@@ -149,7 +149,7 @@ def test_optional_packages_are_optional(name, tmp_path):
 @each_text("parse_args", "fail")
 def test_unknown_flag(name, tmp_path):
     require_for(name)
-    done = run(script(name), "--no-such-flag", "3", cwd=tmp_path, code=2)
+    done = run(script(name), *smoke(name), "--no-such-flag", "3", cwd=tmp_path, code=2)  # short, if it is accepted
     assert "--no-such-flag" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 
