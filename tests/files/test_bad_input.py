@@ -136,7 +136,7 @@ def test_optional_packages(name, tmp_path):
 @each_text("parse_args", "fail")
 def test_unknown_flag_and_bad_resume(name, tmp_path):
     require_for(name)
-    done = run(script(name), "--no-such-flag", "3", cwd=tmp_path, code=2)
+    done = run(script(name), *smoke(name), "--no-such-flag", "3", cwd=tmp_path, code=2)  # short, if it is accepted
     assert "--no-such-flag" in done.stderr and "Traceback" not in done.stderr
     (tmp_path / "empty").mkdir()
     lines = refuse_all(name, [["--resume", "nowhere"], ["--resume", "empty"]], tmp_path)

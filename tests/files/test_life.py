@@ -157,6 +157,10 @@ def test_life_of_a_run(name, tmp_path):
     for last, (step, mean) in zip([0, *logged], logged.items() if torch else ()):
         values = [value for at, value in result["recorded"] if last < at <= step]
         assert len(values) > 1 and mean == pytest.approx(np.mean(values), rel=1e-4), "not the mean over the updates"
+    if result["args"].get("anneal_lr"):
+        rates = [value for tag, _, value in scalars if tag == "charts/learning_rate"]
+        falling = [result["args"]["learning_rate"] * (1 - i / len(rates)) for i in range(len(rates))]
+        assert rates == pytest.approx(falling, rel=1e-4), "not annealed from rollout to rollout"
     evaluated = [step for tag, step, _ in scalars if tag.startswith("eval/episodic_return")]
     assert evaluated == [i // max(1, len(players)) for i in range(10)]
     shown = tensorboard_scalars(folder)

@@ -7,7 +7,8 @@ from helpers.files import defines, each, family, require_for, script
 from helpers.processes import inspect_run
 
 GAMMA, ALPHA = 0.5, 0.2
-DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4 --batch-size 16"
+DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4"
+DQN += " --batch-size 16"
 FLAGS = {
     "ppo": "--num-envs 8 --num-steps 16 --total-timesteps 3840 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss",
     "dqn": f"{DQN} --learning-rate 0.0005 --total-timesteps 1600 --end-e 0.2",

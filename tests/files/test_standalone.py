@@ -47,3 +47,8 @@ def test_header_covers_imports(name):
 def test_the_reader_of_headers_rejects_a_script_without_one():
     with pytest.raises(ValueError):
         header('"""No header."""\nimport numpy\n')
+
+
+@each()
+def test_a_file_evaluates_on_seeds_far_from_those_of_training(name):
+    assert "args.seed + 2**30" in script(name).read_text().split("    # Save and close\n")[1]
