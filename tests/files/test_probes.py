@@ -12,7 +12,7 @@ FLAGS = {
     "--update-epochs 4 --ent-coef 0 --no-clip-vloss --max-grad-norm 5",
     "pqn": "--num-envs 4 --num-steps 32 --total-timesteps 10240 --learning-rate 0.02 --num-minibatches 4 "
     "--update-epochs 4",
-    "dqn": "--total-timesteps 1800 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
+    "dqn": "--total-timesteps 2400 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
     "--learning-rate 0.002 --buffer-size 500 --batch-size 64",
 }
 VALUE_PROBES = "ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"
@@ -25,16 +25,16 @@ for flags in [flags for flags in FLAGS if flags.startswith("lstm")]:
     changed += " --norm-adv --trxl-num-layers 2 --trxl-num-heads 2 --trxl-dim 32 --trxl-memory-length 3"
     FLAGS[flags.replace("lstm", "trxl")] = changed
 # values are learned sooner than actions
-for first in ("ppo", "pqn"):
-    FLAGS[first] = FLAGS[first].replace("10240", "5120")
-    FLAGS |= {f"{first} {probe}": FLAGS[first].replace("5120", "3840") for probe in VALUE_PROBES}
+FLAGS["ppo"] = FLAGS["ppo"].replace("10240", "5120")
+FLAGS |= {f"ppo {probe}": FLAGS["ppo"].replace("5120", "3840") for probe in VALUE_PROBES}
+FLAGS["pqn"] = FLAGS["pqn"].replace("10240", "7680")
 # the policy is uncertain by as much as it was disturbed: more steps
 FLAGS["rpo"] = FLAGS["ppo"].replace("5120", "10240")
 FLAGS |= {f"rpo {probe}": FLAGS[f"ppo {probe}"] for probe in VALUE_PROBES}
 # wide networks, and observations that are not standardised: small steps
 FLAGS["ppo_continuous_action_isaacgym"] = FLAGS["ppo"].replace("0.005", "0.001").replace("5120", "7680")
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
-FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01").replace("1800", "3000") + " --n-atoms 51 --v-min -5 --v-max 5"
+FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01").replace("2400", "3000") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
 FLAGS["sac"] = FLAGS["ddpg"] + "--policy-lr 0.001 --q-lr 0.001 --no-autotune --alpha 0.001"  # next to no entropy
 FLAGS["droq"] = FLAGS["sac"] + " --utd 1 --policy-frequency 1"
