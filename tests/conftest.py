@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy: tests run side by side, and threads of one would wait for others
+
 from helpers.files import HELPERS, ROOT
 
 sys.path[:0] = [str(ROOT), str(HELPERS)]  # for `from cleanrl.ppo import gae`, and for probe_envs:NAME-v0

@@ -8,8 +8,8 @@ from helpers.processes import inspect_run, run_dir
 from helpers.scalars import tensorboard_scalars
 
 DROQ, TQC = "droq_continuous_action_jax", "tqc_continuous_action_jax"
-SHORT = "--env-id Pendulum-v1 --num-envs 3 --utd 2 --learning-starts 60 --total-timesteps 300 --buffer-size 300".split()
-CALLS = (300 - 60) // 3 - 1  # learning begins after step 60; nothing is left to learn for at step 300
+SHORT = "--env-id Pendulum-v1 --num-envs 3 --utd 2 --learning-starts 60 --total-timesteps 120 --buffer-size 120".split()
+CALLS = (120 - 60) // 3 - 1  # learning begins after step 60; nothing is left to learn for at step 120
 
 LEARNER = """
 def ignorant(params, seed):

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.files import defines, each, each_text, load, require_for, script, smoke, uses
 from helpers.processes import inspect_run, run_dir
-from helpers.refusals import hiding, refuse
+from helpers.refusals import refuse, without
 from helpers.scalars import raw_scalars
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="EnvPool is for Linux only")
@@ -132,7 +132,7 @@ def test_ids_of_ale_mean_the_same_game(name):
 
 @on_envpool
 def test_missing_envpool(name, tmp_path):
-    line = refuse(name, cwd=tmp_path, env=hiding(tmp_path, "envpool"))
+    line = refuse(name, cwd=tmp_path, driver=without("envpool"))
     assert "pip install envpool" in line and "Linux" in line and "ppo_atari.py" in line
 
 

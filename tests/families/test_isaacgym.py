@@ -217,9 +217,32 @@ def test_nothing_else_waits_for_the_gpu(tmp_path):
     inspect_run(script(NAME), *argv, cwd=tmp_path, before=SYNC, env=environment(gpu=True))
 
 
-@pytest.mark.parametrize("env_id, films", [("CartpoleBalance", True), ("Ant", False)])
+def test_interface_of_playground():
+    """What MuJoCo Playground returns fits into a step, by shapes and types: to compile its physics takes a minute."""
+    require("brax", "mujoco_playground")
+    import jax
+
+    simulator = load(NAME).JaxSimulator("CartpoleBalance", 2, torch.device("cpu"))
+    assert simulator.single_observation_space.shape == (5,) and simulator.single_action_space.shape == (1,)
+    assert simulator.episode_length == 1000
+    key, ages = jax.random.PRNGKey(0), np.zeros(2, np.int32)
+    states = jax.eval_shape(simulator.draw, key)
+    after, *_, outputs = jax.eval_shape(simulator.advance, states, ages, states, key, np.zeros((2, 1), np.float32))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), states)
+    assert [x.shape for x in outputs] == [(2, 5), (2,), (2,), (2,), (2, 5)]
+    assert [x.dtype for x in outputs] == [np.float32] * 2 + [bool] * 2 + [np.float32]
+
+
+@pytest.mark.parametrize(
+    "env_id, films",
+    [
+        ("InvertedPendulum", True),
+        pytest.param("CartpoleBalance", True, marks=pytest.mark.slow),
+        pytest.param("Ant", False, marks=pytest.mark.slow),
+    ],
+)
 def test_real_simulators(env_id, films, tmp_path):
-    """MuJoCo Playground and Brax, with the few environments that a CPU steps quickly."""
+    """Brax and MuJoCo Playground, with the few environments that a CPU steps quickly."""
     require("brax", "mujoco_playground", "moviepy")
     argv = smoke(NAME, env_id=env_id, num_steps=8, total_timesteps=96, record_video_step_frequency=5)
     after = "result |= {'obs': obs.numpy(), 'compiled': envs.simulator.advance._cache_size()}"

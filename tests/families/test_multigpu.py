@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from helpers.files import posix, require_for, script, smoke
-from helpers.processes import environment, inspect_run, private_network, run, run_dir, start
+from helpers.processes import environment, inspect_run, private_network, run_dir, start
 from helpers.scalars import raw_scalars, steps
 
 NAME = "ppo_atari_multigpu"
-ARGV = ["--num-steps", 16, "--num-minibatches", 4, "--env-id", "PongNoFrameskip-v4"]
+ARGV = ["--num-steps", 8, "--num-minibatches", 4, "--env-id", "PongNoFrameskip-v4"]
 
 
 STORES = []  # kept open, each at a port of its own, until the tests end
@@ -30,12 +30,35 @@ def ranks(world_size):
     if sys.platform == "linux":
         shared["GLOO_SOCKET_IFNAME"] = "lo"
     own = [{"RANK": rank, "LOCAL_RANK": rank} for rank in range(world_size)]
-    return [environment(**{key: str(value) for key, value in (shared | numbers).items()}) for numbers in own]
+    return [{key: str(value) for key, value in (shared | numbers).items()} for numbers in own]
+
+
+AS_RANK = """
+import os
+import runpy
+import sys
+
+os.environ.update({env})
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def start_all(world_size, *argv, cwd):
+    return [start(script(NAME), *argv, cwd=cwd, driver=AS_RANK.format(env=env)) for env in ranks(world_size)]
+
+
+def end_of(processes):
+    """What each has printed, and the exit codes."""
+    outputs = [process.communicate(timeout=120) for process in processes]
+    return outputs, [process.returncode for process in processes]
 
 
 SAME_CHANCE = """
 import os
 import torch
+
+os.environ.update(RANK)
 
 torch.set_default_dtype(torch.float64)  # rounding must not turn a draw between two actions
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -49,7 +72,7 @@ def exponential_of_this_process(tensor):
 
 
 def shuffle_of_this_process(n, device):
-    half = randperm(4 * 16, generator=shuffles)  # step * 4 + environment
+    half = randperm(4 * 8, generator=shuffles)  # step * 4 + environment
     if world_size == 2:
         return half
     step, env = half.view(4, -1) // 4, half.view(4, -1) % 4  # minibatches are made of those of the two
@@ -67,7 +90,7 @@ result |= {"weights": weights.detach().numpy(), "epochs": epoch + 1, "obs": obs,
 def test_two_processes_equal_one_with_twice_the_environments(flags, tmp_path):
     """Given the same draws and shuffles. With a target for the KL, all take the same decision to stop."""
     require_for(NAME)
-    argv = [*ARGV, "--total-timesteps", 3 * 8 * 16, "--learning-rate", 0.0005, *flags]
+    argv = [*ARGV, "--total-timesteps", 2 * 8 * 8, "--learning-rate", 0.0005, *flags]
     results = {}
     for world_size, envs in ((1, 8), (2, 4)):
         folders = [tmp_path / f"{world_size}-{rank}" for rank in range(world_size)]
@@ -77,7 +100,7 @@ def test_two_processes_equal_one_with_twice_the_environments(flags, tmp_path):
             jobs = [
                 pool.submit(
                     inspect_run, script(NAME), *argv, "--local-num-envs", envs,
-                    cwd=cwd, env=env, before=SAME_CHANCE, after=LEARNED,
+                    cwd=cwd, before=SAME_CHANCE.replace("RANK", repr(env), 1), after=LEARNED,
                 )
                 for cwd, env in zip(folders, ranks(world_size))
             ]  # fmt: skip
@@ -103,14 +126,14 @@ def test_two_processes_equal_one_with_twice_the_environments(flags, tmp_path):
 def test_stop_and_resume_together(tmp_path):
     """The signal reaches one process only, as it may when a machine of several is taken away."""
     require_for(NAME)
-    argv = [*ARGV, "--local-num-envs", 2, "--update-epochs", 1, "--checkpoint-freq", 64]
-    processes = [start(script(NAME), *argv, cwd=tmp_path, env=env) for env in ranks(2)]
+    argv = [*ARGV, "--local-num-envs", 2, "--update-epochs", 1, "--checkpoint-freq", 32]
+    processes = start_all(2, *argv, cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/checkpoint.pt")):
         assert processes[0].poll() is None, processes[0].communicate()
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGTERM)
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [75, 75], outputs
+    outputs, codes = end_of(processes)
+    assert codes == [75, 75], outputs
     assert "Stopped at step" in outputs[0][0] and not outputs[1][0], "process 0 speaks for all"
     stopped = raw_scalars(run_dir(tmp_path))
     torch = pytest.importorskip("torch")
@@ -118,35 +141,34 @@ def test_stop_and_resume_together(tmp_path):
     draws = [torch.rand(8, generator=torch.Generator().set_state(state)) for (state,) in states]
     assert not torch.equal(*draws), "both processes draw the same actions and shuffles"
 
-    resume = ["--resume", run_dir(tmp_path), "--total-timesteps", steps(stopped)["losses/value_loss"][-1] + 2 * 64]
-    failed = run(script(NAME), *resume, cwd=tmp_path, env=ranks(1)[0], code=2)
-    assert failed.stderr.strip().endswith("with 2 processes, not 1") and "Traceback" not in failed.stderr
-    processes = [start(script(NAME), *resume, cwd=tmp_path, env=env) for env in ranks(2)]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    resume = ["--resume", run_dir(tmp_path), "--total-timesteps", steps(stopped)["losses/value_loss"][-1] + 2 * 32]
+    ((_, stderr),), codes = end_of(start_all(1, *resume, cwd=tmp_path))
+    assert codes == [2] and stderr.strip().endswith("with 2 processes, not 1") and "Traceback" not in stderr
+    outputs, codes = end_of(start_all(2, *resume, cwd=tmp_path))
+    assert codes == [0, 0], outputs
     scalars = raw_scalars(run_dir(tmp_path))
     assert scalars[: len(stopped)] == stopped
-    assert np.diff(steps(scalars)["losses/value_loss"]).tolist()[-2:] == [64, 64]
+    assert np.diff(steps(scalars)["losses/value_loss"]).tolist()[-2:] == [32, 32]
+
+
+def test_a_wrong_flag_ends_all(tmp_path):
+    require_for(NAME)
+    outputs, codes = end_of(start_all(2, "--num-minibatches", 3, cwd=tmp_path))
+    assert codes == [2, 2] and "--num-minibatches must divide" in outputs[0][1]
+    assert not (tmp_path / "runs").exists()
 
 
 def test_torchrun(tmp_path):
-    """The command of the docstring, and what is said once when a flag is wrong."""
+    """The command of the docstring."""
     require_for(NAME)
     env = environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     if not private_network():
         env.pop("GLOO_SOCKET_IFNAME")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    run_in = [*private_network(), sys.executable]
-
-    def torchrun(*argv):
-        command = [*run_in, *map(str, [*launch, script(NAME), *argv])]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
-
-    wrong = torchrun("--num-minibatches", 3)
-    assert wrong.returncode and "--num-minibatches must divide" in wrong.stderr
-    assert not (tmp_path / "runs").exists()
-    done = torchrun(*smoke(NAME, local_num_envs=2, total_timesteps=512))
+    argv = smoke(NAME, local_num_envs=2, num_steps=16, total_timesteps=128)
+    command = [*private_network(), sys.executable, *map(str, [*launch, script(NAME), *argv])]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("tensorboard --logdir") == 1
     scalars = raw_scalars(run_dir(tmp_path))
-    assert steps(scalars)["losses/value_loss"] == [256, 512]
+    assert steps(scalars)["losses/value_loss"] == [64, 128]

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.files import load, require_for, script, smoke
 from helpers.processes import inspect_run, run_dir
-from helpers.refusals import hiding, refuse, refuse_all
+from helpers.refusals import refuse, refuse_all, without
 from helpers.scalars import raw_scalars
 
 NAME = "ppo_pettingzoo_ma_atari"
@@ -74,7 +74,7 @@ def play_slowly(env_id, actions, seed, **options):
     return first, rows
 
 
-@pytest.mark.parametrize("env_id, steps, limit", [("pong_v3", 220, 400), ("entombed_competitive_v3", 380, 100_000)])
+@pytest.mark.parametrize("env_id, steps, limit", [("pong_v3", 170, 320), ("entombed_competitive_v3", 380, 100_000)])
 def test_games_against_pettingzoo(env_id, steps, limit):
     envs = load(NAME).make_envs(env_id, 4, max_cycles=limit)
     actions = np.random.default_rng(0).integers(envs.single_action_space.n, size=(steps, 2, 2))
@@ -219,5 +219,5 @@ def test_bad_input(tmp_path):
     assert "pong_v3" in unknown
     assert "4 players" in four
     for package in ("multi_agent_ale_py", "pettingzoo"):
-        line = refuse(NAME, cwd=tmp_path, env=hiding(tmp_path, package))
+        line = refuse(NAME, cwd=tmp_path, driver=without(package))
         assert "pip install ale-py 'pettingzoo[atari]'" in line

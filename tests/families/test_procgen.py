@@ -10,7 +10,7 @@ import pytest
 from helpers.files import defines, discrete_envs, each, each_text, load, require_for, script, smoke, smoke_total
 from helpers.oracles import UPDATE_ONCE_MORE, advantages_of_episode, compare_losses
 from helpers.processes import inspect_run, inspect_runs, run, run_dir
-from helpers.refusals import hiding, refuse
+from helpers.refusals import refuse, without
 from helpers.scalars import assert_clean, grid, raw_scalars, untimed
 
 torch = pytest.importorskip("torch")
@@ -115,7 +115,7 @@ def test_all_games_in_both_modes(name):
 def test_missing_qt(name, tmp_path):
     if find_library("Qt5Gui"):
         pytest.skip("the system has Qt 5, so that the package is not needed")
-    assert "pip install PyQt5-Qt5" in refuse(name, cwd=tmp_path, env=hiding(tmp_path, "PyQt5"))
+    assert "pip install PyQt5-Qt5" in refuse(name, cwd=tmp_path, driver=without("PyQt5"))
 
 
 # Networks

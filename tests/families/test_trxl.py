@@ -12,7 +12,7 @@ import pytest
 from helpers.files import load, require, require_for, script, smoke
 from helpers.oracles import FOLLOW, advantages_of_episode
 from helpers.processes import inspect_runs, run
-from helpers.refusals import hiding, refuse, refuse_all
+from helpers.refusals import refuse, refuse_all, without
 from helpers.scalars import raw_scalars
 
 torch = pytest.importorskip("torch")
@@ -349,7 +349,7 @@ def test_what_it_refuses(tmp_path, monkeypatch):
     images, vectors = refuse_all(NAME, cases, tmp_path)
     assert "84 x 84 x 3" in images
     assert "--reconstruction-coef" in vectors
-    line = refuse(NAME, cwd=tmp_path, env=hiding(tmp_path, "memory_gym"))
+    line = refuse(NAME, cwd=tmp_path, driver=without("memory_gym"))
     assert "pip install --no-deps memory-gym==" in line
     monkeypatch.setattr(load(NAME), "memory_gym", None)
     with pytest.raises(ImportError, match="pip install pygame-ce minigrid && "):

@@ -19,7 +19,14 @@ from helpers.files import (
     step_sizes,
     uses,
 )
-from helpers.oracles import FOLLOW_TRANSITIONS, UPDATE_ONCE_MORE, advantages_of_episode, compare_losses, slow_projection
+from helpers.oracles import (
+    FOLLOW_TRANSITIONS,
+    UPDATE_ONCE_MORE,
+    advantages_of_episode,
+    compare_losses,
+    first_ratio_then,
+    slow_projection,
+)
 from helpers.processes import inspect_run, inspect_runs
 
 torch = pytest.importorskip("torch")
@@ -166,14 +173,19 @@ def share_of_value_error(name):
 
 
 @is_ppo
-def test_first_ratio_is_one(name, tmp_path):
-    """The second rollout is acted with updated weights and normalisers; its one minibatch still has ratio one."""
+def test_first_ratio_and_losses(name, tmp_path):
+    """The second rollout is acted with updated weights and normalisers; its one minibatch still has ratio one.
+
+    Then, after large steps, where ratios and values are clipped, two more updates against the formulas in NumPy.
+    """
     require_for(name)
-    argv = smoke(name, update_epochs=1, num_minibatches=1, **step_sizes(name, 0.01))
-    argv += [*without_noise(name), "--norm-adv"]
-    after = "result |= {key: globals()[key].detach().numpy() for key in ('ratio', 'pg_loss', 'approx_kl', 'v_loss')}"
-    after += "\nresult |= {'b': [b_advantages.numpy(), b_returns.numpy(), b_values.numpy()], 'iteration': iteration}"
-    result = inspect_run(script(name), *argv, cwd=tmp_path, after=after)
+    coefs = {"init_ent_coef": 0.03, "final_ent_coef": 0.03} if defines(name, "init_ent_coef") else {"ent_coef": 0.03}
+    envs = "local_num_envs" if defines(name, "local_num_envs: int") else "num_envs"
+    sizes = {} if uses(name, "godot_rl") else {envs: 4, "num_steps": 16, "total_timesteps": 2 * 4 * 16}
+    argv = smoke(name, update_epochs=1, num_minibatches=1, **sizes, **step_sizes(name, 0.01), **coefs, vf_coef=0.7)
+    argv += ["--max-grad-norm", 0.01, *without_noise(name)] + ["--no-anneal-lr"] * defines(name, "anneal_lr: bool")
+    argv += ["--norm-adv", "--clip-vloss"]
+    result = inspect_run(script(name), *argv, cwd=tmp_path, after=first_ratio_then(UPDATE_ONCE_MORE))
     assert result["iteration"] >= 1
     np.testing.assert_allclose(result["ratio"], 1, atol=1e-4 if "atari" in name else 1e-5)
     advantages, returns, values = result["b"]
@@ -181,18 +193,7 @@ def test_first_ratio_is_one(name, tmp_path):
     assert result["approx_kl"] == pytest.approx(0, abs=1e-5)
     assert result["v_loss"] == pytest.approx(share_of_value_error(name) * np.mean((values - returns) ** 2), rel=1e-3)
     np.testing.assert_allclose(returns, advantages + values, rtol=1e-4, atol=1e-4)
-
-
-@is_ppo
-def test_losses(name, tmp_path):
-    """One update after large steps, where ratios and values are clipped, against the formulas in NumPy."""
-    require_for(name)
-    coefs = {"init_ent_coef": 0.03, "final_ent_coef": 0.03} if defines(name, "init_ent_coef") else {"ent_coef": 0.03}
-    argv = smoke(name, num_minibatches=2, update_epochs=4, **step_sizes(name, 0.003), **coefs, vf_coef=0.7)
-    argv += ["--max-grad-norm", 0.01, *without_noise(name)] + ["--no-anneal-lr"] * defines(name, "anneal_lr: bool")
-    cases = [["--norm-adv", "--clip-vloss"], ["--no-clip-vloss", "--no-norm-adv"]]
-    runs = inspect_runs(script(name), [argv + switches for switches in cases], cwd=tmp_path, after=UPDATE_ONCE_MORE)
-    for switches, got in zip(cases, runs, strict=True):
+    for switches, got in zip(([], ["--no-clip-vloss", "--no-norm-adv"]), result["cases"], strict=True):
         compare_losses(got, switches, share_of_value_error(name))
 
 
@@ -330,49 +331,6 @@ result["rows"] = np.array(rows)
 """
 
 
-@is_vector_dqn
-def test_replay_keeps_the_last_transitions(name, tmp_path):
-    require_for(name)
-    argv = "--total-timesteps 400 --learning-starts 50 --num-envs 2 --buffer-size 100 --env-id CartPole-v1".split()
-    got = inspect_run(script(name), *argv, cwd=tmp_path, before=FOLLOW_TRANSITIONS, after=TRANSITIONS)
-    assert len(got["seen"]) == 400
-    assert sorted(row.tobytes() for row in got["rows"][:100]) == sorted(row.tobytes() for row in got["seen"][-100:])
-
-
-@is_vector_dqn
-def test_replay_of_a_run_that_truncates_and_terminates(name, tmp_path):
-    """In TruncationState the final observation keeps the sign of the episode, and nothing ever terminates;
-    in Discounting every second step terminates with observation 1."""
-    require_for(name)
-    argv = ["--total-timesteps", 400, "--learning-starts", 100, "--num-envs", 2]
-    probes = ["probe_envs:TruncationStateDiscrete-v0", "probe_envs:DiscountingDiscrete-v0"]
-    runs = inspect_runs(script(name), [[*argv, "--env-id", probe] for probe in probes], cwd=tmp_path, after=TRANSITIONS)
-    got = runs[0]["rows"]
-    assert len(got) == 400 and set(got[:, 0]) == {-1, 1}
-    np.testing.assert_array_equal(got[:, 0], got[:, 1])  # obs and next_obs
-    np.testing.assert_array_equal(got[:, 0], got[:, 3])  # the reward
-    assert not got[:, 4].any()
-
-    got = runs[1]["rows"]
-    assert len(got) == 400
-    np.testing.assert_array_equal(got[:, 1], 1)
-    np.testing.assert_array_equal(got[:, 4], got[:, 0])  # the step from observation 1 terminates
-    np.testing.assert_array_equal(got[:, 3], got[:, 4])
-
-
-@is_vector_dqn
-def test_epsilon_and_actions_of_a_run(name, tmp_path):
-    """Exploration ends at --end-e; with both rates at zero every action is the greedy one, at one about half are."""
-    require_for(name)
-    argv = ["--total-timesteps", 1000, "--learning-starts", 5000]
-    after = "result['epsilon'] = epsilon\n" + TRANSITIONS + GREEDY
-    argvs = [[*argv, "--start-e", rate, "--end-e", rate] for rate in (0, 1)]
-    never, always = inspect_runs(script(name), argvs, cwd=tmp_path, after=after)
-    assert (never["epsilon"], always["epsilon"]) == (0, 1)
-    assert never["greedy"] == 1.0
-    assert always["greedy"] == pytest.approx(0.5, abs=0.07)
-
-
 GREEDY = """
 obs_dim = (rows.shape[1] - 3) // 2
 observations = np.array(rows[:, :obs_dim])
@@ -384,6 +342,55 @@ if "support" in globals():  # logits of atoms
     q = np.exp(q) @ np.asarray(support) / np.exp(q).sum(2)
 result["greedy"] = float((q.argmax(1) == rows[:, 2 * obs_dim]).mean())
 """
+
+
+FOLLOW_ONCE = f"""
+if "follow_step" in globals():  # by the run before
+    result["seen"] = []
+else:
+    exec({FOLLOW_TRANSITIONS!r})
+"""
+
+
+@is_vector_dqn
+def test_transitions_and_actions_of_runs(name, tmp_path):
+    """The replay keeps the last transitions, whether they truncate or terminate; actions follow the rate.
+
+    In TruncationState the final observation keeps the sign of the episode, and nothing ever terminates;
+    in Discounting every second step terminates with observation 1. With both rates at zero every action is the
+    greedy one, at one about half are.
+    """
+    require_for(name)
+    argv = ["--num-envs", 2, "--learning-starts", 100]
+    probes = ["probe_envs:TruncationStateDiscrete-v0", "probe_envs:DiscountingDiscrete-v0"]
+    argvs = [[*argv, "--total-timesteps", 400, "--env-id", probe] for probe in probes]
+    argv += ["--env-id", "CartPole-v1", "--buffer-size", 1000]
+    argvs += [[*argv, "--total-timesteps", 1200]]
+    argv += ["--total-timesteps", 1000, "--learning-starts", 5000]
+    argvs += [[*argv, "--start-e", rate, "--end-e", rate] for rate in (0, 1)]
+    after = "result['epsilon'] = epsilon\n" + TRANSITIONS + GREEDY
+    runs = inspect_runs(script(name), argvs, cwd=tmp_path, before=FOLLOW_ONCE, after=after)
+    truncates, terminates, wraps, never, always = runs
+    for got in runs:
+        seen = got["seen"][-len(got["rows"]) :]
+        assert sorted(row.tobytes() for row in got["rows"]) == sorted(row.tobytes() for row in seen)
+    assert len(wraps["rows"]) == 1000 and len(wraps["seen"]) == 1200
+
+    got = truncates["rows"]
+    assert len(got) == 400 and set(got[:, 0]) == {-1, 1}
+    np.testing.assert_array_equal(got[:, 0], got[:, 1])  # obs and next_obs
+    np.testing.assert_array_equal(got[:, 0], got[:, 3])  # the reward
+    assert not got[:, 4].any()
+
+    got = terminates["rows"]
+    assert len(got) == 400
+    np.testing.assert_array_equal(got[:, 1], 1)
+    np.testing.assert_array_equal(got[:, 4], got[:, 0])  # the step from observation 1 terminates
+    np.testing.assert_array_equal(got[:, 3], got[:, 4])
+
+    assert (never["epsilon"], always["epsilon"]) == (0, 1)
+    assert never["greedy"] == 1.0
+    assert always["greedy"] == pytest.approx(0.5, abs=0.07)
 
 
 TARGET = """
@@ -399,10 +406,10 @@ result["chained"] = getattr(pair[1], "requires_grad", False)
 # dqn_onchip_jax.py makes both at the end of a round, as its docstring says
 @each(lambda name: family(name) in ("dqn", "c51", "rainbow") and name != "dqn_onchip_jax")
 def test_target_copies_are_not_tied_to_gradient_steps(name, tmp_path):
-    """Gradient steps at multiples of 10, copies at multiples of 7: of 300 and 301 the first leaves the two apart."""
+    """Gradient steps at multiples of 10, copies at multiples of 7: of 60 and 63 the first leaves the two apart."""
     require_for(name)
-    clock = {"learning_starts": 100, "train_frequency": 10, "target_network_frequency": 7}
-    argvs = [smoke(name, total_timesteps=total, **clock) for total in (300, 301)]
+    clock = {"learning_starts": 40, "train_frequency": 10, "target_network_frequency": 7}
+    argvs = [smoke(name, total_timesteps=total, **clock) for total in (60, 63)]
     apart, copied = inspect_runs(script(name), argvs, cwd=tmp_path, after=TARGET)
     assert not apart["same"] and copied["same"]
     assert not apart["chained"] and not copied["chained"], "the target network remembers how it was computed"

@@ -35,6 +35,30 @@ result |= {"grad_norm": weights.grad.norm().item(), "moved": (weights - before).
 """
 
 
+FIRST_RATIO = """
+result |= {key: globals()[key].detach().numpy().copy() for key in ("ratio", "pg_loss", "approx_kl", "v_loss")}
+result |= {"b": [x.numpy().copy() for x in (b_advantages, b_returns, b_values)], "iteration": iteration, "cases": []}
+for _ in range(3):
+    update()
+if "b_inds" in globals():  # from now on, half of the rows
+    minibatch_envs //= 2
+    mb_inds = mb_inds[:, :minibatch_envs].clone()
+else:
+    minibatch_size //= 2
+    mb_inds = mb_inds[:minibatch_size].clone()
+whole = result
+for args.norm_adv, args.clip_vloss in ((True, True), (False, False)):
+    result = {}
+    exec(UPDATE)
+    whole["cases"].append(result | {"args": dict(vars(args))})
+"""
+
+
+def first_ratio_then(update):
+    """Code for after a run with one minibatch: what its last update had; one more on half the rows, in two cases."""
+    return FIRST_RATIO.replace("UPDATE", repr(update))
+
+
 def compare_losses(got, switches, share=0.5):
     clip, ratio = got["args"]["clip_coef"], np.exp(got["newlogprob"].astype(float) - got["logprobs"])
     assert (abs(ratio - 1) > clip).any() and (abs(ratio - 1) < clip).any()

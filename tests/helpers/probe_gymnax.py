@@ -73,6 +73,39 @@ class ObservationAction(Probe):
         return jnp.where((action == 1) == (state.side > 0), 1, -1), True
 
 
+@struct.dataclass
+class StateOfKind(State):
+    kind: jax.Array
+
+
+class Together(Probe):
+    """The three above as one, which is compiled once: the observation says which of them an episode is of."""
+
+    probes = Discounting(), TruncationState(), ObservationAction()
+
+    def reset_env(self, key, params):
+        _, state = self.probes[0].reset_env(key, params)
+        kind = jax.random.randint(jax.random.fold_in(key, 1), (), 0, 3)
+        state = StateOfKind(side=state.side, time=state.time, kind=kind)
+        return self.look(state), state
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(time=state.time + 1)
+        responses = [jnp.stack([jnp.float32(x) for x in probe.respond(state, action)]) for probe in self.probes]
+        reward, terminated = jnp.stack(responses)[state.kind]
+        return self.look(state), state, reward, terminated > 0, {}
+
+    def look(self, state):
+        seen = jnp.stack([probe.look(state) for probe in self.probes])[state.kind]
+        return jnp.concatenate([seen, jnp.arange(3) == state.kind])
+
+    def is_truncated(self, state, params):
+        return state.time >= jnp.array([probe.limit for probe in self.probes])[state.kind]
+
+    def observation_space(self, params):
+        return spaces.Box(-1, 1, (4,))
+
+
 class Counter(Probe):
     """Counts steps and never ends: what is seen at step t is t, and the reward for it -t."""
 
@@ -90,5 +123,5 @@ class NanReward(Probe):
         return jnp.nan, state.time == 5
 
 
-for probe in (Discounting, TruncationState, ObservationAction, Counter, NanReward):
+for probe in (Together, Counter, NanReward):
     gymnax.register(f"{probe.__name__}-v0", probe)
