@@ -188,6 +188,8 @@ def test_losses(name, tmp_path):
     """One update after large steps, where ratios and values are clipped, against the formulas in NumPy."""
     require_for(name)
     coefs = {"init_ent_coef": 0.03, "final_ent_coef": 0.03} if defines(name, "init_ent_coef") else {"ent_coef": 0.03}
+    if defines(name, "self.hidden_gates"):  # two whole environments in a minibatch
+        coefs["num_envs"] = 4
     argv = smoke(name, num_minibatches=2, update_epochs=4, **step_sizes(name, 0.003), **coefs, vf_coef=0.7)
     argv += ["--max-grad-norm", 0.01, *without_noise(name)] + ["--no-anneal-lr"] * defines(name, "anneal_lr: bool")
     cases = [["--norm-adv", "--clip-vloss"], ["--no-clip-vloss", "--no-norm-adv"]]
