@@ -290,15 +290,11 @@ result |= {"after": leaves.numpy().copy(), "norm": weights.grad.norm().item()}
 """
 
 
-@apex
-def test_update_of_a_run(name, tmp_path):
-    """A run with two actors that send batches at the same time: counts, rates, and one more update by hand."""
-    require_for(name)
-    argv = smoke(name, num_actors=2, batch_size=32, learning_rate=0.001, target_network_frequency=70, gamma=0.9)
-    got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_ONCE_MORE)
+def compare_update(got, total, restarts):
+    """Counts and rates of a run with two actors that send batches at the same time, and one more update by hand."""
     args = got["args"]
-    due = [step for step in range(20, 601, 20) if 40 * math.ceil(step / 40) > args["learning_starts"]]
-    assert got["gradient_steps"] == len(due) and got["restarts"] == 0
+    due = [step for step in range(20, total + 1, 20) if 40 * math.ceil(step / 40) > args["learning_starts"]]
+    assert got["gradient_steps"] == len(due) and got["restarts"] == restarts
     assert got["epsilons"] == pytest.approx([0.95 ** (1 + 7 * i / 3) for i in range(4)])
     errors, swaps = [], 0
     for i, (_, action, total, discount) in enumerate(got["columns"]):
@@ -340,7 +336,7 @@ def wait_for(condition, what, seconds=240):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"no {what} after {seconds} s"
-        time.sleep(0.1)
+        time.sleep(0.05)
     return value
 
 
@@ -396,6 +392,52 @@ class Run:
 @posix
 @linux
 @apex
+def test_losing_an_actor_then_a_resume(name, tmp_path):
+    """An actor is killed, then SIGTERM; then the rest, and one more update. No process is left behind by either."""
+    require_for(name)
+    flags = {"batch_size": 32, "learning_rate": 0.001, "target_network_frequency": 70, "gamma": 0.9}
+    argv = smoke(name, num_actors=2, total_timesteps=10**6, checkpoint_freq=300, **flags)
+    with Run(name, *argv, cwd=tmp_path) as first:
+        first.reach(200)
+        victim = actor_pids(first.mark)[0]
+        os.kill(victim, signal.SIGKILL)
+        first.until(lambda: "is gone and is replaced" in first.output(), "notice of the loss")
+        first.until(lambda: len(set(actor_pids(first.mark)) - {victim}) == 2, "second actor")
+        first.reach(last_step(tmp_path) + 1)
+        first.process.terminate()
+        assert first.process.wait(180) == 75, first.output()[-4000:]
+        first.gone()
+    folder = run_dir(tmp_path)
+    stopped, stop = raw_scalars(folder), torch.load(folder / "checkpoint.pt")["global_step"]
+    assert_clean(stopped)
+    assert max(value for tag, _, value in stopped if tag == "charts/actor_restarts") == 1
+    assert f"--resume {folder.relative_to(tmp_path)}" in first.output() and f"Stopped at step {stop}" in first.output()
+
+    total, mark = stop + 400, uuid.uuid4().hex
+    argv = ["--resume", folder, "--total-timesteps", total]
+    got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_ONCE_MORE, env=environment(CLEANRL_MARK=mark))
+    wait_for(lambda: not processes(mark), "end of all processes", 180)
+    compare_update(got, total, restarts=1)
+    scalars = raw_scalars(folder)
+    assert_clean(scalars)
+    assert scalars[: len(stopped)] == stopped
+    expected = logged(0, stop, 10**6) + logged(stop, total, total)
+    assert steps(scalars)["charts/SPS"] == steps(scalars)["charts/actor_restarts"] == expected
+    assert steps(scalars)["losses/td_loss"] == [step for step in expected if step > 200]
+
+
+def logged(start, end, total):
+    """The steps at which a run of `total` steps logs: with the log, checkpoints and videos, and at its end."""
+    periods, batches = (100, 300, total // 10 + 1), range(start + 40, end + 1, 40)
+    return [
+        step for step in batches if step == total or any(step // period > (step - 40) // period for period in periods)
+    ]
+
+
+@pytest.mark.slow
+@posix
+@linux
+@apex
 def test_losing_an_actor_then_the_driver(name, tmp_path):
     """One run: an actor is killed, then SIGTERM, kill -9, Ctrl+C and the end. No process is left behind by any."""
     require_for(name)
@@ -430,11 +472,9 @@ def test_losing_an_actor_then_the_driver(name, tmp_path):
     scalars = raw_scalars(folder)
     assert_clean(scalars)
     assert scalars[: len(stopped)] == stopped
-    batches = range(40, 6_001, 40)
-    periods = 100, 300, 6_000 // 10 + 1  # of the log, of checkpoints, of videos
-    logged = [step for step in batches if any(step // period > (step - 40) // period for period in periods)]
-    assert steps(scalars)["charts/SPS"] == steps(scalars)["charts/actor_restarts"] == logged
-    assert steps(scalars)["losses/td_loss"] == [step for step in logged if step > 200]
+    expected = logged(0, 6_000, 6_000)
+    assert steps(scalars)["charts/SPS"] == steps(scalars)["charts/actor_restarts"] == expected
+    assert steps(scalars)["losses/td_loss"] == [step for step in expected if step > 200]
     assert [value for tag, _, value in scalars if tag == "charts/actor_restarts"][-1] == 1
 
 
@@ -479,6 +519,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 @posix
 @linux
 @apex

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.files import ROOT, load, make_game, posix, require, require_for, script, smoke
 from helpers.processes import environment, inspect_runs, run, run_dir, start
-from helpers.refusals import hiding, refuse, refuse_all
+from helpers.refusals import refuse, refuse_all, without
 from helpers.scalars import raw_scalars, steps
 
 NAME = "ppo_continuous_action_godot"
@@ -289,8 +289,9 @@ def test_a_killed_game_ends_the_run_which_can_be_resumed(tmp_path):
     require_for(NAME)
     process = start(script(NAME), *smoke(NAME, **LONG), "--n-parallel", 2, cwd=tmp_path)
     try:
-        wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")))
-        time.sleep(1)
+        (checkpoint,) = wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")))
+        first = checkpoint.stat().st_mtime_ns
+        wait_for(lambda: checkpoint.stat().st_mtime_ns != first)
         games = children(process.pid)
         assert len(games) == 2
         os.kill(games[1], signal.SIGKILL)
@@ -350,10 +351,10 @@ def test_a_game_that_never_connects(tmp_path):
     assert "exit code 3" in last_line(done.stderr)
     assert time.monotonic() - began < 120
 
-    process = start(script(NAME), "--env-path", sleeping, "--timeout", 300, cwd=tmp_path, env=environment())
+    process = start(script(NAME), "--env-path", sleeping, "--timeout", 300, cwd=tmp_path)
     try:
         wait_for(lambda: len(recorded(tmp_path)) == 7, 60)
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=20)
     finally:
         process.kill()
@@ -365,11 +366,11 @@ def test_a_game_that_never_connects(tmp_path):
 @posix
 def test_sigterm_leaves_no_game_behind(tmp_path):
     require_for(NAME)
-    process = start(script(NAME), *smoke(NAME, **LONG), cwd=tmp_path, env=environment())
+    process = start(script(NAME), *smoke(NAME, **LONG), cwd=tmp_path)
     try:
         wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")))
         games = children(process.pid)
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
     finally:
         process.kill()
@@ -380,7 +381,7 @@ def test_sigterm_leaves_no_game_behind(tmp_path):
 @posix
 def test_kill_9_leaves_no_connected_game_behind(tmp_path):
     require_for(NAME)
-    process = start(script(NAME), *smoke(NAME, **LONG), cwd=tmp_path, env=environment())
+    process = start(script(NAME), *smoke(NAME, **LONG), cwd=tmp_path)
     try:
         wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")))
         games = children(process.pid)
@@ -445,9 +446,9 @@ def test_bad_input(tmp_path):
 
 def test_missing_packages(tmp_path):
     (godot_rl,) = re.findall("(?m)^godot-rl==.*$", (ROOT / "requirements/no-deps.txt").read_text())
-    line = refuse(NAME, cwd=tmp_path, env=hiding(tmp_path, "godot_rl"))
+    line = refuse(NAME, cwd=tmp_path, driver=without("godot_rl"))
     assert f"pip install --no-deps {godot_rl}" in line
-    line = refuse(NAME, "--onnx-export-path", "m.onnx", cwd=tmp_path, env=hiding(tmp_path, "onnxscript"))
+    line = refuse(NAME, "--onnx-export-path", "m.onnx", cwd=tmp_path, driver=without("onnxscript"))
     assert "pip install onnx onnxscript" in line
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from helpers.files import (
-    HELPERS,
     ROOT,
     default,
     each,
@@ -30,7 +29,7 @@ from helpers.files import (
     uses,
 )
 from helpers.processes import environment, inspect_run, run, run_dir
-from helpers.refusals import hiding, refuse
+from helpers.refusals import refuse, without
 from helpers.scalars import assert_clean, raw_scalars, steps, untimed
 
 is_qdagger = each(lambda name: family(name) == "qdagger")
@@ -264,7 +263,7 @@ def test_a_good_teacher_gives_its_values(name):
 @is_qdagger
 def test_no_teacher_no_folder(name, tmp_path):
     argv = smoke(name, teacher_policy_hf_repo="nowhere/teacher")
-    line = refuse(name, *argv, cwd=tmp_path, env=hiding(tmp_path, "huggingface_hub"))
+    line = refuse(name, *argv, cwd=tmp_path, driver=without("huggingface_hub"))
     assert "nowhere/teacher" in line and "pip install huggingface_hub" in line
 
 
@@ -307,9 +306,9 @@ def hub():
     server.server_close()
 
 
-def hub_environment(server, cwd, path=HELPERS):
+def hub_names(server, cwd):
     names = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_DISABLE_XET": "1"}
-    return environment(**names, HF_HOME=str(cwd / "hub"), HF_TOKEN=None, PYTHONPATH=str(path))
+    return names | {"HF_HOME": str(cwd / "hub"), "HF_TOKEN": ""}
 
 
 FIND = """
@@ -332,7 +331,7 @@ def test_find_teacher_on_a_hub(hub, tmp_path):
     (tmp_path / "dqn_atari.cleanrl_model").write_bytes(b"not for us")
     places = ["someone/good", "someone/pickles", "someone/nothing", "not/a/repository"]
     command = [sys.executable, "-c", FIND.format(name=name)]
-    env = hub_environment(hub, tmp_path, ROOT)
+    env = environment(**hub_names(hub, tmp_path), PYTHONPATH=str(ROOT))
     done = subprocess.run([*command, *places], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     good, *others = done.stdout.splitlines()
@@ -398,13 +397,21 @@ setattr(holder, name, send)
 """
 
 
+RUN = """
+import runpy
+import sys
+
+os.environ.update({env})
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def interrupt(name, argv, cwd, number, how, env=None, when=AT_CHECKPOINT, path=None):
     """Run until a process does something for the `number`th time and signal it then; returns the counters."""
     module = "torch" if uses(name, "torch") else "optax"
-    (cwd / "sitecustomize.py").write_text(when.format(number=number, how=how.name, module=module))
-    env = (env or environment()) | {"PYTHONPATH": f"{cwd}:{HELPERS}"}
-    run(path or script(name), *argv, cwd=cwd, env=env, code=75 if how == signal.SIGTERM else -how)
-    (cwd / "sitecustomize.py").unlink()
+    driver = when.format(number=number, how=how.name, module=module) + RUN.format(env=env or {})
+    run(path or script(name), *argv, cwd=cwd, driver=driver, code=75 if how == signal.SIGTERM else -how)
     return counters(name, run_dir(cwd))
 
 
@@ -446,8 +453,7 @@ def test_interrupted_in_every_phase(name, hub, tmp_path):
     hub.repositories[f"cleanrl/BreakoutNoFrameskip-v4-{teacher}-seed1"] = Path(make_teacher(teacher))
     sizes = {"teacher_steps": 300, "offline_steps": 150, "total_timesteps": 300}
     argv = smoke(name, **PHASES, **sizes, teacher_policy_hf_repo=None)
-    env = hub_environment(hub, tmp_path)
-    assert interrupt(name, argv, tmp_path, 1, signal.SIGTERM, env) == (0, 0, 0)
+    assert interrupt(name, argv, tmp_path, 1, signal.SIGTERM, hub_names(hub, tmp_path)) == (0, 0, 0)
     hub.shutdown()
     shutil.rmtree(tmp_path / "hub")
 
