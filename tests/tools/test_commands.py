@@ -264,7 +264,7 @@ def cut(words, option):
         ("./nothing.sh 1", "./nothing.sh does not exist"),
         ('ray exec cloud/ray.yaml "poetry shell" --tmux', "poetry is not known"),
         ("python cleanrl/ppo.py --env-id proof_of_memory:ProofofMemory-v0", "PYTHONPATH"),
-        ("PYTHONPATH=tests python cleanrl/ppo.py --env-id nowhere:Env-v0", "no module nowhere"),
+        ("PYTHONPATH=tests/helpers python cleanrl/ppo.py --env-id nowhere:Env-v0", "no module nowhere"),
         ("cat docs/nothing.md", "docs/nothing.md does not exist"),
         ("python cleanrl/ppo.py \\\n    --seed 1 \\\n    --nothing 1", "--nothing"),
         ("echo 'never ends", "cannot be read"),
