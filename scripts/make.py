@@ -122,7 +122,8 @@ def test(arguments, which=("-m", "not slow")):
     python("-m", "ruff", "format", "--check", *folders)
     call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
     # a missing optional part is a failure
-    options = ["-n", "2", "--dist", "loadgroup", "--durations", "10", "--cpu-times", *which]
+    workers = str((os.cpu_count() or 1) + 1)  # one more than cores: some tests wait
+    options = ["-n", workers, "--dist", "loadgroup", "--durations", "10", "--cpu-times", *which]
     python("-m", "pytest", *options, *arguments, CLEANRL_REQUIRE_ALL="1")
 
 

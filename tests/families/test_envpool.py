@@ -172,11 +172,12 @@ def test_games_of_a_run(name, tmp_path):
     """Whole games in the log, unclipped; no dummy row; ends at lost lives; values of final observations where cut."""
     require_for(name)
     before = SHORT_GAMES.replace("FOLLOWED", "2" if defines(name, "Random play") else "1")  # training's own games
-    got = inspect_run(script(name), *smoke(name), cwd=tmp_path, before=before, after=STORED)
+    argv = smoke(name, num_steps=64, total_timesteps=512 if defines(name, "Random play") else 1024)
+    got = inspect_run(script(name), *argv, cwd=tmp_path, before=before, after=STORED)
     rewards, terminated, truncated, lives, elapsed = (np.array(column) for column in zip(*got["rows"], strict=True))
     assert (elapsed > 0).all(), "a step was spent on a restart"
     total = np.prod(rewards.shape)
-    assert total == int(smoke(name)[smoke(name).index("--total-timesteps") + 1])
+    assert total == int(argv[argv.index("--total-timesteps") + 1])
 
     num_envs, games, lost = rewards.shape[1], [], np.zeros(rewards.shape, dtype=bool)
     for i in range(num_envs):
