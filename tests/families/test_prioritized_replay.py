@@ -372,7 +372,8 @@ with torch.no_grad():
 def test_rainbow_update(name, tmp_path):
     """One more update of a run against loops over samples, actions and atoms: its loss, and the new priorities."""
     require_for(name)
-    argv = smoke(name, n_atoms=11, v_min=-2, v_max=8, gamma=0.9, batch_size=32, target_network_frequency=70)
+    sizes = {"learning_starts": 200, "total_timesteps": 600, "buffer_size": 400, "target_network_frequency": 70}
+    argv = smoke(name, n_atoms=11, v_min=-2, v_max=8, gamma=0.9, batch_size=32, **sizes)
     argv += ["--learning-rate", "0.001", "--prioritized-replay-alpha", "0.7", "--prioritized-replay-eps", "0.01"]
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_ONCE_MORE)
     support = np.linspace(-2, 8, 11)

@@ -159,7 +159,8 @@ result |= {"following": np.asarray(following), "expected": expected, "gradients"
 def test_update_and_schedules_of_a_run(name, tmp_path):
     """One more update after a run, and what the run has logged: the online phase begins at the start of everything."""
     require_for(name)
-    got = inspect_run(script(name), *smoke(name, batch_size=16), cwd=tmp_path, after=UPDATE)
+    argv = smoke(name, batch_size=16, learning_starts=200, total_timesteps=600, buffer_size=400)
+    got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE)
     actions, rewards, terminated = got["rows"][:, -3:].T
     td_errors, values = [], []
     for i in range(16):

@@ -292,7 +292,7 @@ def test_sigterm_during_random_play(name, tmp_path):
     require_for(name)
     process = start(script(name), *smoke(name, num_iterations_obs_norm_init=1000), cwd=tmp_path, env=environment())
     try:
-        assert process.stdout.readline() == "Random play to standardise frames: 128000 steps\n"
+        assert process.stdout.readline() == "Random play to standardise frames: 64000 steps\n"
         process.send_signal(signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=60)
     finally:
