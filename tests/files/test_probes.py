@@ -12,7 +12,7 @@ FLAGS = {
     "--update-epochs 4 --ent-coef 0 --no-clip-vloss --max-grad-norm 5",
     "pqn": "--num-envs 4 --num-steps 32 --total-timesteps 10240 --learning-rate 0.02 --num-minibatches 4 "
     "--update-epochs 4",
-    "dqn": "--total-timesteps 2400 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
+    "dqn": "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --target-network-frequency 20 "
     "--learning-rate 0.002 --buffer-size 500 --batch-size 64",
 }
 VALUE_PROBES = "ConstantReward", "ObservationReward", "Discounting", "TruncationOnly", "TruncationState"
@@ -34,7 +34,7 @@ FLAGS |= {f"rpo {probe}": FLAGS[f"ppo {probe}"] for probe in VALUE_PROBES}
 # wide networks, and observations that are not standardised: small steps
 FLAGS["ppo_continuous_action_isaacgym"] = FLAGS["ppo"].replace("0.005", "0.001").replace("5120", "7680")
 # a larger step: at observation 0 Flax's first biases, all zero, leave only the last ones to learn, many atoms of them
-FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01").replace("2400", "3000") + " --n-atoms 51 --v-min -5 --v-max 5"
+FLAGS["c51"] = FLAGS["dqn"].replace("0.002", "0.01") + " --n-atoms 51 --v-min -5 --v-max 5"
 FLAGS["ddpg"] = "--total-timesteps 700 --learning-starts 200 --buffer-size 700 --batch-size 32 --tau 0.1 "
 FLAGS["sac"] = FLAGS["ddpg"] + "--policy-lr 0.001 --q-lr 0.001 --no-autotune --alpha 0.001"  # next to no entropy
 FLAGS["droq"] = FLAGS["sac"] + " --utd 1 --policy-frequency 1"
