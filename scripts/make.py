@@ -123,7 +123,7 @@ def test(arguments, which=("-m", "not slow")):
     call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
     # a missing optional part is a failure
     workers = str((os.cpu_count() or 1) + 1)  # one more than cores: some tests wait
-    options = ["-n", workers, "--dist", "loadgroup", "--durations", "10", "--cpu-times", *which]
+    options = ["--cpu-times", "-n", workers, "--dist", "loadgroup", "--durations", "10", *which]
     python("-m", "pytest", *options, *arguments, CLEANRL_REQUIRE_ALL="1")
 
 
