@@ -9,7 +9,7 @@
 Differs from dqn.py:
 1. the network predicts the distribution of the return, as logits of `--n-atoms` atoms from `--v-min` to `--v-max`;
 2. actions are ranked by expected return; the target is the distribution of the best one, projected onto the atoms;
-3. the loss is the cross-entropy to it (from logits, where the published file clamps probabilities), Adam's epsilon is
+3. the loss is the cross-entropy to it, of probabilities clamped to [1e-5, 1 - 1e-5], Adam's epsilon is
    0.01 / `--batch-size`, and the target network is only copied.
 
 Differs from the paper:
@@ -341,7 +341,7 @@ if __name__ == "__main__":
             next_actions = (next_pmfs @ support).argmax(1)
             target = project(next_pmfs[rows, next_actions], b_rewards, b_terminated, support, args.gamma)
         logits = q_network(b_obs)[rows, b_actions.long().squeeze(1)]
-        loss = nn.functional.cross_entropy(logits, target)
+        loss = -(target * logits.softmax(1).clamp(1e-5, 1 - 1e-5).log()).sum(1).mean()
 
         weights.grad.zero_()
         loss.backward()

@@ -496,6 +496,7 @@ if "learner" in globals():
     batch = list(sample(sample_key, rows_after, filled, args.batch_size, obs_dim))
     batch[2] = batch[2].astype(int).squeeze(1)
     learner["target_params"] = jax.tree.map(jnp.negative, learner["target_params"])  # of another opinion
+    learner["params"] = jax.tree.map(lambda leaf: 4 * leaf, learner["params"])  # so sure that some atoms are clamped
     networks = [partial(q_network.apply, learner[key]) for key in ("params", "target_params")]
     vector = lambda tree: np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
     logits = as_arrays([networks[0](batch[0]), networks[1](batch[1]), networks[0](batch[1])])
@@ -515,6 +516,7 @@ else:
     torch.set_rng_state(state)
     batch[2] = batch[2].long()
     target_weights.copy_(-target_weights.roll(5))  # of another opinion
+    weights.data.mul_(4)  # so sure that some atoms are clamped
     networks = [q_network, target_network]
     logits = as_arrays([networks[0](batch[0]), networks[1](batch[1]), networks[0](batch[1])])
     before = weights.detach().clone().numpy()
@@ -540,14 +542,16 @@ def test_c51_update(name, tmp_path):
     logits, next_logits, online_logits = (array.astype(float) for array in got["logits"])
     best, online = ((np.exp(x) @ support / np.exp(x).sum(2)).argmax(1) for x in (next_logits, online_logits))
     assert (best != online).any(), "the case does not tell which network chooses the next action"
-    losses, q_values = [], []
+    losses, q_values, smallest = [], [], 1
     for i in range(32):
         distributions = [np.exp(row) / np.exp(row).sum() for row in next_logits[i]]
         best = max(distributions, key=lambda pmf: sum(pmf * support))
         target = slow_projection(best, rewards[i], terminated[i], support, 0.9)
         predicted = np.exp(logits[i, actions[i]]) / np.exp(logits[i, actions[i]]).sum()
-        losses.append(-sum(t * math.log(p) for t, p in zip(target, predicted, strict=True)))
+        smallest = min(smallest, *predicted)
+        losses.append(-sum(t * math.log(min(max(p, 1e-5), 1 - 1e-5)) for t, p in zip(target, predicted, strict=True)))
         q_values.append(sum(predicted * support))
+    assert smallest < 1e-6, "the case does not tell whether probabilities are clamped"
     assert terminated.any() and not terminated.all() and len(set(actions.tolist())) > 1
     np.testing.assert_allclose(got["sums"], [np.mean(losses), np.mean(q_values)], rtol=1e-3)
     first, second, count = got["moments"]
