@@ -288,7 +288,7 @@ if __name__ == "__main__":
     # Agent and optimizer
     num_actions, obs_dim = envs.single_action_space.n, envs.single_observation_space.shape[0]
     q_network = QNetwork(num_actions, args.n_atoms)
-    params = q_network.init(init_key, jnp.zeros((1, obs_dim)))
+    params = jax.jit(q_network.init)(init_key, jnp.zeros((1, obs_dim)))
     support = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)
 
@@ -410,7 +410,7 @@ if __name__ == "__main__":
             continue
         if num_updates:
             means = (np.asarray(learner["losses"]) / num_updates).tolist()
-            if not np.isfinite([*means, optax.global_norm(learner["params"])]).all():
+            if not np.isfinite([*means, jax.jit(optax.global_norm)(learner["params"])]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
             for name, mean in zip(loss_names, means):
                 writer.add_scalar(f"losses/{name}", mean, global_step)

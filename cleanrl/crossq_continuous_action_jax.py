@@ -348,8 +348,8 @@ if __name__ == "__main__":
     actor, qf = Actor(low, high), Critics(args.q_hidden)
     actor_key, qf_key = jax.random.split(init_key)
     # With the running statistics, which have no gradient: optimizers leave them alone, passes in training move them
-    actor_params = actor.init(actor_key, jnp.zeros((1, obs_dim)))
-    qf_params = qf.init(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
+    actor_params = jax.jit(actor.init)(actor_key, jnp.zeros((1, obs_dim)))
+    qf_params = jax.jit(qf.init)(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
     target_entropy = -float(action_dim)
     log_alpha = jnp.log(jnp.float32(1 if args.autotune else args.alpha))
     adam = partial(optax.adam, b1=0.5)
@@ -502,7 +502,8 @@ if __name__ == "__main__":
         if steps > logged_steps:
             actor_steps = steps // args.policy_frequency - logged_steps // args.policy_frequency
             sums, counts = learner["losses"].tolist(), [steps - logged_steps] * 5 + [actor_steps] * 3
-            if not np.isfinite([*sums, optax.global_norm((learner["actor_params"], learner["qf_params"]))]).all():
+            norm = jax.jit(optax.global_norm)((learner["actor_params"], learner["qf_params"]))
+            if not np.isfinite([*sums, norm]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {sums}. Last good checkpoint: {run_dir}")
             for name, total, count in zip(loss_names, sums, counts):
                 if count:

@@ -292,8 +292,8 @@ if __name__ == "__main__":
     low, high = envs.single_action_space.low, envs.single_action_space.high
     actor, qf = Actor(low, high), QNetwork()
     actor_key, qf_key = jax.random.split(init_key)
-    actor_params = actor.init(actor_key, jnp.zeros((1, obs_dim)))
-    qf_params = qf.init(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
+    actor_params = jax.jit(actor.init)(actor_key, jnp.zeros((1, obs_dim)))
+    qf_params = jax.jit(qf.init)(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
     optimizer = optax.adam(args.learning_rate)
 
     # Storage: the chunk holds the last transition of each environment until it goes to the replay buffer
@@ -427,7 +427,8 @@ if __name__ == "__main__":
         if steps > logged_steps:
             actor_steps = steps // args.policy_frequency - logged_steps // args.policy_frequency
             sums, counts = learner["losses"].tolist(), [steps - logged_steps] * 2 + [actor_steps]
-            if not np.isfinite([*sums, optax.global_norm((learner["actor_params"], learner["qf_params"]))]).all():
+            norm = jax.jit(optax.global_norm)((learner["actor_params"], learner["qf_params"]))
+            if not np.isfinite([*sums, norm]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {sums}. Last good checkpoint: {run_dir}")
             for name, total, count in zip(loss_names, sums, counts):
                 if count:

@@ -388,7 +388,7 @@ if __name__ == "__main__":
     # Agent and optimizer
     num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
     q_network = QNetwork(num_actions)
-    params = q_network.init(init_key, jnp.zeros((1, *obs_shape)))
+    params = jax.jit(q_network.init)(init_key, jnp.zeros((1, *obs_shape)))
     optimizer = optax.adam(args.learning_rate)
 
     # Storage: a transition has three columns besides its frames: action, reward, terminated
@@ -501,7 +501,7 @@ if __name__ == "__main__":
             continue
         if num_updates:
             means = (np.asarray(learner["losses"]) / num_updates).tolist()
-            if not np.isfinite([*means, optax.global_norm(learner["params"])]).all():
+            if not np.isfinite([*means, jax.jit(optax.global_norm)(learner["params"])]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
             for name, mean in zip(loss_names, means):
                 writer.add_scalar(f"losses/{name}", mean, global_step)

@@ -544,7 +544,7 @@ if __name__ == "__main__":
             writer.add_scalar("charts/avg_episodic_length", np.mean(recent_lengths), at)
         global_step += batch_size
         means = (np.asarray(learner["losses"]) / (epochs * args.num_minibatches)).tolist()
-        if not np.isfinite([*means, optax.global_norm(learner["params"])]).all():
+        if not np.isfinite([*means, jax.jit(optax.global_norm)(learner["params"])]).all():
             sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
         for name, mean in zip(loss_names, means):
             writer.add_scalar(f"losses/{name}", mean, global_step)

@@ -535,7 +535,7 @@ if __name__ == "__main__":
     def mean_losses():
         """Means over the gradient steps since they were last logged; if they make no sense, the run ends here."""
         means = (np.asarray(learner["losses"]) / num_updates).tolist()
-        if not np.isfinite([*means, optax.global_norm(learner["params"])]).all():
+        if not np.isfinite([*means, jax.jit(optax.global_norm)(learner["params"])]).all():
             at = f"step {global_step}" if global_step else f"offline step {offline_step}"
             sys.exit(f"\nLosses are not finite at {at}: {means}. Last good checkpoint: {run_dir}")
         return dict(zip(loss_names, means))

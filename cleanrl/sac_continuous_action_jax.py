@@ -317,8 +317,8 @@ if __name__ == "__main__":
     low, high = envs.single_action_space.low, envs.single_action_space.high
     actor, qf = Actor(low, high), Critics()
     actor_key, qf_key = jax.random.split(init_key)
-    actor_params = actor.init(actor_key, jnp.zeros((1, obs_dim)))
-    qf_params = qf.init(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
+    actor_params = jax.jit(actor.init)(actor_key, jnp.zeros((1, obs_dim)))
+    qf_params = jax.jit(qf.init)(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
     target_entropy = -float(action_dim)
     log_alpha = jnp.log(jnp.float32(1 if args.autotune else args.alpha))
     actor_optimizer, qf_optimizer, alpha_optimizer = map(optax.adam, (args.policy_lr, args.q_lr, args.q_lr))
@@ -475,7 +475,8 @@ if __name__ == "__main__":
         if steps > logged_steps:
             actor_steps = steps - steps % args.policy_frequency - logged_steps + logged_steps % args.policy_frequency
             sums, counts = learner["losses"].tolist(), [steps - logged_steps] * 5 + [actor_steps] * 3
-            if not np.isfinite([*sums, optax.global_norm((learner["actor_params"], learner["qf_params"]))]).all():
+            norm = jax.jit(optax.global_norm)((learner["actor_params"], learner["qf_params"]))
+            if not np.isfinite([*sums, norm]).all():
                 sys.exit(f"\nLosses are not finite at step {global_step}: {sums}. Last good checkpoint: {run_dir}")
             for name, total, count in zip(loss_names, sums, counts):
                 if count:
