@@ -134,7 +134,8 @@ def test_values_and_actions(name, tmp_path):
         + FLAGS.get(name, FLAGS.get(f"{first} {probe}", flags)).split()
         for probe in observations
     ]
-    results = inspect_runs(script(name), argvs, cwd=tmp_path, after=LOOK.replace("OBSERVATIONS", repr(observations)))
+    look = LOOK.replace("OBSERVATIONS", repr(observations))
+    results = inspect_runs(script(name), argvs, cwd=tmp_path, after=look, variables={"XLA_FLAGS": None})
     wrong = []
     for probe, result in zip(observations, results, strict=True):
         if probe in VALUES:
