@@ -50,45 +50,11 @@ class ConstantReward(Probe):
         return 1.0, 0.0, True, False
 
 
-class ObservationReward(Probe):
-    """One step, the reward is the observation: V(o) = o."""
-
-    def start(self):
-        return self.sign()
-
-    def respond(self, action):
-        return self.state, self.state, True, False
-
-
 class Discounting(Probe):
     """Two steps, observations 0 and 1, reward 1 at the end: V(1) = 1, V(0) = gamma."""
 
     def respond(self, action):
         return float(self.time == 2), 1.0, self.time == 2, False
-
-
-class ActionReward(Probe):
-    """One step, the reward depends on the action: take the right one."""
-
-    def respond(self, action):
-        return self.score(action, 1), 0.0, True, False
-
-
-class ObservationAction(Probe):
-    """One step, the right action depends on the observation."""
-
-    def start(self):
-        return self.sign()
-
-    def respond(self, action):
-        return self.score(action, self.state), self.state, True, False
-
-
-class TruncationOnly(Probe):
-    """Reward 1 for ever, seen through episodes that are cut off after 4 steps: V = 1 / (1 - gamma)."""
-
-    def respond(self, action):
-        return 1.0, 0.0, False, self.time == 4
 
 
 class TruncationState(Probe):
@@ -102,6 +68,41 @@ class TruncationState(Probe):
 
     def respond(self, action):
         return self.state, self.state, False, self.time == 3
+
+
+class Cases(Probe):
+    """One of these per episode, each with an observation of its own (one-hot), so that each is learned by itself:
+
+    0 and 1: one step, reward 1 or -1; 2, then 3: two steps, reward 1 at the end; 4 and 5: reward 1 or -1 for ever, seen
+    through episodes that are cut off after 2 steps; 6 and 7: one step, with another right action.
+
+    An agent that bootstraps from the next episode's first observation is as wrong in 4 and 5 as one that stops.
+    """
+
+    observation_space = gym.spaces.Box(0, 1, (8,), dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.look(), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return self.look(), *rest
+
+    def look(self):
+        return np.eye(8, dtype=np.float32)[self.state]
+
+    def start(self):
+        return int(self.np_random.choice([0, 1, 2, 4, 5, 6, 6, 6, 7, 7, 7]))  # actions take longer to learn
+
+    def respond(self, action):
+        reward = (
+            self.score(action, {6: 1, 7: -1}[self.state])
+            if self.state > 5
+            else [1.0, -1.0, 0.0, 1.0, 1.0, -1.0][self.state]
+        )
+        endless = self.state in (4, 5)
+        return reward, 3 if self.state == 2 else self.state, not endless and self.state != 2, endless and self.time == 2
 
 
 class Memory(Probe):
@@ -187,8 +188,7 @@ class OwnChoices(OwnBounds):
 
 gym.register("OwnBounds-v0", OwnBounds)
 gym.register("OwnChoices-v0", OwnChoices)
-VALUE_PROBES = [ConstantReward, ObservationReward, Discounting, TruncationOnly, TruncationState]
-for kind in [*VALUE_PROBES, ActionReward, ObservationAction, Memory, NanReward, Image, Unbounded]:
+for kind in [ConstantReward, Discounting, TruncationState, Cases, Memory, NanReward, Image, Unbounded]:
     for suffix in ("Discrete", "Continuous"):
         gym.register(f"{kind.__name__}{suffix}-v0", kind, kwargs={"continuous": suffix == "Continuous"})
 
