@@ -91,7 +91,7 @@ def start(folder, *argv, steps=3, **changes):
     if "--command" not in argv and "--suite" not in argv:
         command += ["--command", f"{sys.executable} trainer.py --steps {steps}", "--env-ids", "a", "b"]
     env = environment(PYTHONPATH=str(ROOT), **changes)
-    for name in [name for name, value in changes.items() if value is None] + ["CUDA_VISIBLE_DEVICES"]:
+    for name in [name for name, value in ({"CUDA_VISIBLE_DEVICES": None} | changes).items() if value is None]:
         env.pop(name, None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, cwd=folder, env=env, text=True, **pipes)
@@ -399,8 +399,10 @@ def test_cells_that_share_a_gpu(folder):
     assert "threads 3 gpus 0 preallocate false" in logs["a"] and "threads 3 gpus 0" in logs["b"]
     assert "gpus  preallocate None" in logs["c"]
     (folder / "mps-code").write_text("1")  # as if it were running: not ours to end
-    assert "MPS was not started" in finish(start(folder, *argv, "--num-seeds", 1, "--state", "other", PATH=path))
-    assert len((folder / "mps").read_text().splitlines()) == 3
+    other = [*argv, "--num-seeds", 1, "--state", "other"]
+    assert "MPS was not started" in finish(start(folder, *other, PATH=path, CUDA_VISIBLE_DEVICES="5"))
+    assert (folder / "mps").read_text().splitlines()[2:] == ["-d all"]  # and it sees what the cells do not
+    assert all("gpus 5" in log.read_text() for log in folder.glob("other/[ab]*/log.txt"))
     finish(start(folder, *argv, "--num-seeds", 1, "--state", "third", "--no-mps", PATH=path))
     assert len((folder / "mps").read_text().splitlines()) == 3
 
