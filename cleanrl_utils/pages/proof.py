@@ -73,9 +73,8 @@ def finished(goal, runs):
     """The runs that have reached the goal, one of each of its seeds at most."""
     said, found = flags_of(goal.name, results.flags(goal.command)), {}
     for run in of_file(goal, runs):
-        if run.ended and run.seed in goal.seeds and run.total_timesteps == goal.steps:
-            if flags_of(goal.name, run.args) == said:
-                found.setdefault(run.seed, run)
+        if run.ended and run.seed in goal.seeds and flags_of(goal.name, run.args) == said:
+            found.setdefault(run.seed, run)
     return list(found.values())
 
 

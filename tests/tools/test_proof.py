@@ -16,12 +16,13 @@ SUITE = """
 [[run]]
 commands = ["python cleanrl/dqn.py --gamma 0.9 --total-timesteps 2000 --no-cuda --save-model"]
 env_ids = ["CartPole-v1"]
+start_seed = 2
 num_seeds = 1
 
 [[run]]  # the same once more: its other seed
 commands = ["python cleanrl/dqn.py --gamma 0.9 --total-timesteps 2000 --no-cuda --save-model"]
 env_ids = ["CartPole-v1"]
-num_seeds = 2
+num_seeds = 1
 
 [[run]]
 commands = ["python cleanrl/ppo_jax.py --num-seeds 2"]

@@ -24,6 +24,7 @@ dependencies = ["base>=1,<2", "torch"]
 atari = ["native"]
 jax = ["jax", "flax"]
 all = ["cleanrl[atari]", "here; sys_platform == 'linux'", "nowhere; sys_platform == 'darwin'"]
+mac = ["here; sys_platform == 'darwin'"]
 gymnax = []
 envpool = ["envpool"]
 procgen = ["envpool"]
@@ -142,6 +143,8 @@ def test_another_python_and_platform(repository):
     run(repository, *argv, "--platform", "win_amd64", "-o", "windows")
     assert names(repository / "windows") == {"base", "shared_part", "native", "conditional", "more", "opt_einsum"}
     assert [path.name for path in (repository / "windows").glob("native*win_amd64.whl")]
+    run(repository, "--extras", "mac", "--without", "torch", "--platform", "macosx_14_0_arm64", "-o", "mac")
+    assert names(repository / "mac") == {"base", "shared_part", "here"}
     out = run(repository, "--extras", "late", "--without", "torch", "--python", NEXT, code=1)
     assert f"Python {NEXT} there needs more, too" in out
 
