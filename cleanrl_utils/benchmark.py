@@ -3,13 +3,15 @@
     python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \\
         --command "python cleanrl/ppo.py --no-cuda" --num-seeds 3 --workers 5
     python -m cleanrl_utils.benchmark --suite benchmark/suites/classic_control.toml --workers 2
+    python -m cleanrl_utils.benchmark --suite benchmark/suites/proof.toml --status
 
 A cell of the matrix is one command with one environment and one seed. Its record (log, lock, done marker) is a folder
 in runs/.benchmark; see cleanrl_utils/engines/cells.py. Whatever was killed, the same command started again does the
 rest: cells that are done are skipped, interrupted ones go on from their checkpoints, those that still run are waited
 for. An edited script is another experiment: its cells are run anew.
 
-Exit codes: 0 every cell is done, 1 some failed, 2 wrong usage, 75 interrupted (Ctrl+C, SIGTERM): start it again.
+Exit codes: 0 every cell is done, 1 some failed, 2 wrong usage, 75 interrupted (Ctrl+C, SIGTERM,
+--stop-after): start it again.
 """
 
 import argparse
@@ -62,6 +64,23 @@ def parse_args():
         "--retries", type=int, default=3, metavar="N", help="times that a killed cell is started again (default: 3)"
     )
     parser.add_argument(
+        "--stop-after",
+        type=float,
+        metavar="S",
+        help="after as many seconds let the cells write checkpoints and end: 75",
+    )
+    parser.add_argument(
+        "--no-mps", dest="mps", action="store_false", help="cells that share a GPU do so without NVIDIA's MPS"
+    )
+    parser.add_argument(
+        "--skip-recorded", action="store_true", help="leave out cells whose finished runs are in benchmark/results"
+    )
+    parser.add_argument(
+        "--status",
+        action="store_true",
+        help="print which files of cleanrl/ the runs of the suite prove, and run nothing",
+    )
+    parser.add_argument(
         "--state", type=Path, default=Path("runs/.benchmark"), metavar="DIR", help="records (default: runs/.benchmark)"
     )
     for engine in ENGINES.values():
@@ -72,6 +91,12 @@ def parse_args():
 def main():
     options = parse_args()
     engine = ENGINES[options.engine]
+    if options.status:
+        if not options.suite or options.command:
+            fail("--status of what? --suite benchmark/suites/proof.toml")
+        from cleanrl_utils.pages import proof  # and with it NumPy, which nothing else here needs
+
+        return proof.show(options.suite)
     if cells.fcntl is None:
         fail("file locks of this kind do not exist on Windows: use WSL, or --workers 0 and a loop of your own")
     if bool(options.command) != bool(options.env_ids) or not (options.command or options.suite):
@@ -80,7 +105,13 @@ def main():
         fail("--workers must be at least 0 and --num-seeds at least 1")
     if min(options.retries, options.gpus_per_cell) < 0:
         fail("--retries and --gpus-per-cell must be at least 0")
+    if options.stop_after is not None and (options.stop_after <= 0 or options.engine != "local"):
+        fail("--stop-after must be above 0 and is for --engine local: queues have time limits of their own")
     matrix = {"cwd": str(Path.cwd()), "cells": make_cells(options)}
+    if options.skip_recorded:
+        from cleanrl_utils.pages import proof
+
+        matrix["cells"] = proof.not_recorded(matrix["cells"])
     if options.workers == 0 and engine.show is None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
         for cell in matrix["cells"]:

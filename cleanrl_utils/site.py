@@ -6,6 +6,7 @@
   that occurs on no other line of the file, and sets the number; before the first `fix` it may be left out (`#L`).
 - What stands between `<!-- results: ppo.py ppo_atari.py -->` and `<!-- /results -->`: the scores of these files in
   benchmark/results, the published ones and the commands. `<!-- results: all -->` takes all files.
+- What stands between `<!-- proof -->` and `<!-- /proof -->`: which files the runs of benchmark/suites/proof.toml prove.
 - What stands between `<!-- algorithms -->` and `<!-- /algorithms -->`: the pages of the algorithms and their files.
 - On the site alone, `<!-- curves: ppo.py dqn.py CartPole-v1 -->` shows recorded curves of files, in the environments
   that it names or in all, and `<!-- diff: c51.py -->` the code that a file changes of its parent.
@@ -35,12 +36,12 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from cleanrl_utils.pages import facts
+from cleanrl_utils.pages import facts, proof
 
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[`~]* *$", re.M | re.S)
 LINE_LINK = re.compile(r"""\]\(([^()\s#]+)\#L(\d*)(?:-L(\d+))?(?:\s+(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'))?\)""")
 LINK = re.compile(r"""(\]\()([^()\s]+)((?:\s+(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))?\))""")
-BLOCK = re.compile(r"(<!-- (results|algorithms)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
+BLOCK = re.compile(r"(<!-- (results|algorithms|proof)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
 ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
 WIDE, UNSEARCHED = "hide: [navigation, toc]", "search: {exclude: true}"
@@ -124,6 +125,8 @@ def fill_blocks(root, path, text):
         names = [word.removesuffix(".py") for word in (words or "").split()]
         if kind == "algorithms":
             body = facts.algorithms_table(root, lambda page: relative(root / f"docs/{page}", path.parent))
+        elif kind == "proof":
+            body = proof.page(root, link)
         elif names == ["all"]:
             body = facts.all_results(root, link, lambda page: relative(root / f"docs/{page}", path.parent))
         else:
@@ -249,16 +252,21 @@ def add_parts(site, page, text):
         content = facts.curves(site.root, names, link, envs)
         return site.part(f"curves {page} {' '.join([*names, *envs])}", content) if content else ""
 
-    def behind_table(section, names):
+    def around_table(section):
         def around(match):  # a score may be broken in front of its interval only
             rows = re.sub(r"(?<=,) (?=[-\d.]+\])| (?=±)|(?<=±) |(?<=of) |(?<=after) ", "\u00a0", match[0])
             return CARDS.format("results", rows)
 
-        section = re.sub(r"(?ms)^\| File .*?(?=\n\n)", around, section, count=1)
+        return re.sub(r"(?ms)^\| File .*?(?=\n\n)", around, section, count=1)
+
+    def behind_table(section, names):
+        section = around_table(section)
         return section.replace("<details markdown>", f"{figures(names)}\n\n<details markdown>", 1)
 
     def block(match):
         names = [word.removesuffix(".py") for word in (match[3] or "").split()]
+        if match[2] == "proof":
+            return around_table(match[0])
         if match[2] != "results":
             return match[0]
         if names != ["all"]:

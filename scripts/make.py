@@ -1,9 +1,9 @@
-"""What the Makefile does, for every platform: python scripts/make.py {train,test,test-all} [arguments].
+"""What the Makefile does, for every platform: python scripts/make.py {train,test,test-all,wheels} [arguments].
 
-Both make .venv in the repository if it is not there and install what they need into it with pip. An existing
+They make .venv in the repository if it is not there and install what they need into it with pip. An existing
 .venv is used as it is; what it holds is remembered in .venv/installed.json, so that a second call starts at once.
 The tests need packages of the system, too: `test` installs those that are missing if it is root, and so does `system`,
-which does nothing else.
+which does nothing else. `wheels` collects packages for a machine without a network, and `wheels --help` says how.
 """
 
 import sys
@@ -131,8 +131,14 @@ def test_all(arguments):
     test(arguments, which=())
 
 
+def wheels(arguments):
+    import wheels
+
+    wheels.main(arguments)
+
+
 if __name__ == "__main__":
-    commands = {"train": train, "test": test, "test-all": test_all, "system": system}
+    commands = {"train": train, "test": test, "test-all": test_all, "system": system, "wheels": wheels}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](sys.argv[2:])

@@ -14,6 +14,7 @@ Only the standard library is imported, since every cell pays for it.
 """
 
 import ctypes
+import glob
 import hashlib
 import json
 import os
@@ -102,6 +103,12 @@ def same_words(command):
     return shlex.join(command[script or 0 :])
 
 
+def expand(word):
+    """A word such as runs/*__dqn_atari__1__*, for what another cell makes: the first that it matches, with a model."""
+    found = glob.glob(word) if word.startswith("runs/") else []
+    return min(found, key=lambda path: (not Path(path, "model.safetensors").exists(), path), default=word)
+
+
 def find_run(cell, since):
     """The run folder that a cell's command has made since a time: the same words, and the same text of the script."""
     script, words, found = script_of(cell["command"])[1], same_words(cell["command"]), []
@@ -168,6 +175,7 @@ def run_cell(cell, folder):
         write_json(folder / "failed.json", begun | {"ended": time.time(), "code": 2})
         print(f"cells: {why}", file=sys.stderr)
         return 2
+    cell = cell | {"command": [expand(word) for word in cell["command"]]}
     if begun["attempts"] and not Path(begun["run_dir"] or "none").is_dir():
         begun["run_dir"] = find_run(cell, begun["since"])
     command = list(cell["command"])

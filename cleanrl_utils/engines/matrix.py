@@ -11,7 +11,8 @@ from pathlib import Path
 from cleanrl_utils import fail
 from cleanrl_utils.engines import cells
 
-SUITE_KEYS = {"commands", "env_ids", "num_seeds", "start_seed"}
+NUMBERS = {"num_seeds": 1, "start_seed": 0, "cells_per_gpu": 0, "threads": 1}  # keys of a suite and their least values
+SUITE_KEYS = {"commands", "env_ids", "reference", *NUMBERS}
 
 
 def read_suite(path):
@@ -30,9 +31,11 @@ def read_suite(path):
     for run in runs or [{}]:
         if not all(isinstance(run.get(key), list) and run[key] for key in ("commands", "env_ids")):
             fail(f"{path} needs tables [[run]] with commands = [...] and env_ids = [...]")
-        for key, least in (("num_seeds", 1), ("start_seed", 0)):
+        for key, least in NUMBERS.items():
             if not isinstance(run.get(key, 1), int) or run.get(key, 1) < least:
                 fail(f"{path}: {key} must be a number, at least {least}")
+        if not isinstance(run.get("reference", ""), str):
+            fail(f'{path}: reference must name a file, as in reference = "ppo.py"')
     return runs
 
 
@@ -64,6 +67,7 @@ def make_cells(options):
             for env_id in run["env_ids"]:
                 for seed in range(first, first + number):
                     cell = cells.make_cell(command, env_id, seed)
+                    cell |= {key: run[key] for key in ("cells_per_gpu", "threads") if key in run}
                     other = found.setdefault(cells.same_words(cell["command"]), cell)
                     if other["id"] != cell["id"]:
                         ours, theirs = shlex.join(cell["command"]), shlex.join(other["command"])

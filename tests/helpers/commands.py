@@ -485,6 +485,9 @@ def check_make(words, root):
         check_algorithm("ppo", arguments, root)
     elif goals[0] == "test":
         check_pytest(arguments, root)
+    elif goals[0] == "wheels":
+        with stopped_after_parsing(arguments, "make.py wheels"):
+            runpy.run_path(str(root / "scripts/wheels.py"))["main"](arguments)
 
 
 def check_pytest(words, root):

@@ -4,15 +4,18 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from cleanrl_utils.engines import cells, local
 from helpers.files import FILES, ROOT, script
 from helpers.processes import environment
 from helpers.scalars import raw_scalars
@@ -30,6 +33,7 @@ parser.add_argument("--env-id")
 parser.add_argument("--seed")
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--resume", default="")
+parser.add_argument("--teacher", default="")
 args = parser.parse_args()
 stopped = []
 signal.signal(signal.SIGTERM, lambda *received: stopped.append(received))
@@ -71,7 +75,8 @@ for step in range(first, args.steps):
         time.sleep(0.5)  # a large checkpoint
         sys.exit(75)
 note("end", args.steps)
-print("threads", os.environ.get("OMP_NUM_THREADS"), "gpus", os.environ.get("CUDA_VISIBLE_DEVICES"))
+print("threads", os.environ.get("OMP_NUM_THREADS"), "gpus", os.environ.get("CUDA_VISIBLE_DEVICES"),
+      "preallocate", os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE"))
 """
 
 
@@ -86,7 +91,7 @@ def start(folder, *argv, steps=3, **changes):
     if "--command" not in argv and "--suite" not in argv:
         command += ["--command", f"{sys.executable} trainer.py --steps {steps}", "--env-ids", "a", "b"]
     env = environment(PYTHONPATH=str(ROOT), **changes)
-    for name in [name for name, value in changes.items() if value is None] + ["CUDA_VISIBLE_DEVICES"]:
+    for name in [name for name, value in ({"CUDA_VISIBLE_DEVICES": None} | changes).items() if value is None]:
         env.pop(name, None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, cwd=folder, env=env, text=True, **pipes)
@@ -212,6 +217,25 @@ def test_interrupt(number, folder):
     assert len(again) == 2 and all(int(step) > 0 for _, _, step in again)
 
 
+def test_stop_after_and_go_on_elsewhere(folder, tmp_path_factory):
+    """The runs write checkpoints, no other is begun; a copy of the folder goes on from there."""
+    (folder / "hold").touch()
+    command = ["--num-seeds", 2, "--workers", 2]
+    out = finish(start(folder, *command, "--stop-after", 5, steps=40), code=75)
+    assert "0 of 4 done" in out and "goes on from here" in out and len(journal(folder)) == 2
+    other = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(folder, other)
+    shutil.rmtree(folder / "runs")
+    (other / "hold").unlink()
+    finish(start(other, *command, "--stop-after", 400, steps=40))
+    check(other, CELLS)
+    begun = {cell: [int(step) for _, word, step in lines if word == "start"] for cell, lines in journal(other).items()}
+    assert sorted(map(len, begun.values())) == [1, 1, 2, 2] and all(
+        steps[-1] > 0 for steps in begun.values() if steps[1:]
+    )
+    assert "4 done before" in finish(start(other, *command, steps=40))
+
+
 def test_interrupt_twice(folder):
     """The second time kills runs that do not listen."""
     (folder / "stubborn").touch()
@@ -327,6 +351,120 @@ def test_cores_and_gpus(folder):
     assert all("threads 7 gpus 0" in path.read_text() for path in folder.glob("other/*/log.txt"))
 
 
+MPS = """#!/bin/sh
+test "$1" = -d || set -- "$(cat)"
+echo "$1 ${CUDA_VISIBLE_DEVICES-all}" >> mps
+exit $(cat mps-code 2> /dev/null || echo 0)
+"""
+PACKED = """
+num_seeds = 2
+commands = ["python trainer.py --steps 12"]
+
+[[run]]
+env_ids = ["a", "b"]
+cells_per_gpu = 2
+threads = 3
+
+[[run]]
+env_ids = ["c"]
+cells_per_gpu = 0
+"""
+
+
+def programs(folder, **texts):
+    """A PATH with these programs in front."""
+    (folder / "tools").mkdir(exist_ok=True)
+    for name, text in texts.items():
+        path = folder / "tools" / name.replace("_", "-")
+        path.write_text(text)
+        path.chmod(0o755)
+    return f"{folder / 'tools'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def test_cells_that_share_a_gpu(folder):
+    """No more than the suite says, each with its threads; MPS is there meanwhile, if it is installed and wanted."""
+    smi = "#!/bin/sh\nprintf 'GPU 0: A\\n'\n"
+    path = programs(folder, nvidia_smi=smi, nvidia_cuda_mps_control=MPS)
+    (folder / "suite.toml").write_text(PACKED)
+    argv = ["--suite", "suite.toml", "--workers", 4]
+    assert "MPS is started" in finish(start(folder, *argv, PATH=path, OMP_NUM_THREADS=None))
+    assert (folder / "mps").read_text().splitlines() == ["-d all", "quit all"]
+    running, most = set(), 0
+    for line in (folder / "journal").read_text().splitlines():
+        env_id, seed, _, word, _ = line.split()
+        (running.add if word == "start" else running.discard)((env_id, seed))
+        most = max(most, len([cell for cell in running if cell[0] != "c"]))
+    assert most == 2
+    logs = {log.parent.name[0]: log.read_text() for log in folder.glob("runs/.benchmark/*/log.txt")}
+    assert "threads 3 gpus 0 preallocate false" in logs["a"] and "threads 3 gpus 0" in logs["b"]
+    assert "gpus  preallocate None" in logs["c"]
+    (folder / "mps-code").write_text("1")  # as if it were running: not ours to end
+    other = [*argv, "--num-seeds", 1, "--state", "other"]
+    assert "MPS was not started" in finish(start(folder, *other, PATH=path, CUDA_VISIBLE_DEVICES="5"))
+    assert (folder / "mps").read_text().splitlines()[2:] == ["-d all"]  # and it sees what the cells do not
+    assert all("gpus 5" in log.read_text() for log in folder.glob("other/[ab]*/log.txt"))
+    finish(start(folder, *argv, "--num-seeds", 1, "--state", "third", "--no-mps", PATH=path))
+    assert len((folder / "mps").read_text().splitlines()) == 3
+
+
+def test_rooms():
+    """A cell gets the emptiest GPU, and one that needs all of a GPU is not overtaken."""
+    rooms, stopping, entered = local.Rooms(["4", "7"]), threading.Event(), []
+
+    def enter(number):
+        with rooms.enter(number, stopping) as variables:
+            entered.append(number)
+            return variables["CUDA_VISIBLE_DEVICES"]
+
+    with rooms.enter(3, stopping) as first, rooms.enter(3, stopping) as second, rooms.enter(2, stopping):
+        assert [first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]] == ["4", "7"]
+        assert enter(3) in ("4", "7") and entered == [3]
+        large = threading.Thread(target=enter, args=[1])
+        large.start()
+        wait_for(rooms.turn.locked)
+        small = threading.Thread(target=enter, args=[3])
+        small.start()
+        small.join(0.3)
+        assert entered == [3]
+    large.join(60), small.join(60)
+    assert entered == [3, 1, 3] and set(rooms.free.values()) == {1}
+    with rooms.enter(1, stopping), rooms.enter(1, stopping):
+        waiting = threading.Thread(target=enter, args=[1])
+        waiting.start()
+        stopping.set()
+        waiting.join(60)
+        assert not waiting.is_alive()
+
+
+def test_a_run_that_needs_another(folder):
+    """`runs/...*` is the folder that another cell has made, of several one with a model; also after a stop."""
+    for name in ("1", "2", "3"):
+        (folder / f"runs/a__teacher__1__{name}").mkdir(parents=True)
+    (folder / "runs/a__teacher__1__2/model.safetensors").touch()
+    (folder / "hold").touch()
+    command = f"{sys.executable} trainer.py --steps 40 --teacher runs/a__teacher__1__*"
+    argv = ["--command", command, "--env-ids", "b", "--num-seeds", 1, "--workers", 1]
+    process = start(folder, *argv)
+    wait_for(lambda: list(folder.glob("runs/*/checkpoint.pt")))
+    process.terminate()
+    finish(process, code=75)
+    (folder / "hold").unlink()
+    finish(start(folder, *argv))
+    (log,) = folder.glob("runs/.benchmark/*/log.txt")
+    commands = [line for line in log.read_text().splitlines() if line.startswith("$ ")]
+    assert len(commands) == 2 and all("--teacher runs/a__teacher__1__2 " in line for line in commands)
+    assert "--resume runs/b__trainer__1__" in commands[1]
+
+
+def test_skips_what_is_recorded():
+    out = finish(start(ROOT, "--suite", "benchmark/suites/proof.toml", "--skip-recorded"))
+    assert " cleanrl/ppo.py " not in out
+    argv = ["--command", "python cleanrl/ppo.py", "--env-ids", "CartPole-v1", "--num-seeds", 4, "--skip-recorded"]
+    assert finish(start(ROOT, *argv)).splitlines() == ["python cleanrl/ppo.py --env-id CartPole-v1 --seed 4"]
+    argv[1] += " --gamma 0.9"
+    assert len(finish(start(ROOT, *argv)).splitlines()) == 4
+
+
 def test_wrong_usage(folder):
     for argv, words in [
         (["--command", "python trainer.py"], "--env-ids"),
@@ -335,6 +473,9 @@ def test_wrong_usage(folder):
         (["--command", "python trainer.py --seed 3", "--env-ids", "a"], "--num-seeds"),
         (["--suite", "no.toml"], "no.toml"),
         (["--workers", -1], "--workers"),
+        (["--stop-after", 0], "--stop-after"),
+        (["--stop-after", 9, "--engine", "slurm"], "--engine local"),
+        (["--status"], "proof.toml"),
         (["--command", "python 'trainer.py", "--env-ids", "a"], "No closing quotation"),
         (["--command", "python trainer.py --env_id=b", "--env-ids", "a"], "--env-ids"),
     ]:
@@ -347,6 +488,9 @@ def test_wrong_usage(folder):
     assert "env_ids = [...]" in finish(start(folder, "--suite", "suite.toml"), code=2)
     (folder / "suite.toml").write_text('num_seeds = 0\n[[run]]\ncommands = ["python trainer.py"]\nenv_ids = ["a"]\n')
     assert "num_seeds" in finish(start(folder, "--suite", "suite.toml"), code=2)
+    for line in ("threads = 0", 'cells_per_gpu = "2"', "reference = 3"):
+        (folder / "suite.toml").write_text(f'{line}\n[[run]]\ncommands = ["python trainer.py"]\nenv_ids = ["a"]\n')
+        assert f": {line.split()[0]} must" in finish(start(folder, "--suite", "suite.toml"), code=2)
     assert "--state" in finish(start(folder, "--state", "suite.toml", "--workers", 1), code=2)
     assert not (folder / "runs").exists()
 
@@ -357,9 +501,10 @@ def test_suites(path):
     commands = finish(start(ROOT, "--suite", path)).splitlines()
     assert commands
     for command in set(re.sub(r" --(env-id|seed) \S+", "", command) for command in commands):
-        program, file, *flags = shlex.split(command)
-        assert program == "python" and os.path.basename(file).removesuffix(".py") in FILES
-        for flag in (flag.removeprefix("--no-") for flag in flags if flag.startswith("--")):
+        words = shlex.split(command)
+        at, file = cells.script_of(words)
+        assert "python" in words[:at] and os.path.basename(file).removesuffix(".py") in FILES
+        for flag in (flag.removeprefix("--no-") for flag in words[at + 1 :] if flag.startswith("--")):
             assert re.search(rf"^    {flag.removeprefix('--').replace('-', '_')}: ", (ROOT / file).read_text(), re.M)
 
 
