@@ -154,7 +154,7 @@ def open_run(args, event_sizes):
         except FileExistsError:
             time.sleep(1)  # another run took this name within the same second
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({f"{package.name}=={package.version}\n" for package in distributions()})
+    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
     (run_dir / "commit.txt").write_text(git.stdout)
     (run_dir / "packages.txt").write_text("".join(packages))
     (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())

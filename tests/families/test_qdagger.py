@@ -28,7 +28,7 @@ from helpers.files import (
     smoke,
     uses,
 )
-from helpers.processes import environment, inspect_run, run, run_dir
+from helpers.processes import environment, in_short, inspect_run, run, run_dir, short_games
 from helpers.refusals import refuse, without
 from helpers.scalars import assert_clean, raw_scalars, steps, untimed
 
@@ -160,7 +160,7 @@ def test_update_and_schedules_of_a_run(name, tmp_path):
     """One more update after a run, and what the run has logged: the online phase begins at the start of everything."""
     require_for(name)
     argv = smoke(name, batch_size=16, learning_starts=200, total_timesteps=600, buffer_size=400)
-    got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE)
+    got = inspect_run(script(name), *argv, cwd=tmp_path, before=short_games(name, 400), after=UPDATE)
     actions, rewards, terminated = got["rows"][:, -3:].T
     td_errors, values = [], []
     for i in range(16):
@@ -411,7 +411,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def interrupt(name, argv, cwd, number, how, env=None, when=AT_CHECKPOINT, path=None):
     """Run until a process does something for the `number`th time and signal it then; returns the counters."""
     module = "torch" if uses(name, "torch") else "optax"
-    driver = when.format(number=number, how=how.name, module=module) + RUN.format(env=env or {})
+    driver = (
+        short_games(name, FRAMES) + when.format(number=number, how=how.name, module=module) + RUN.format(env=env or {})
+    )
     run(path or script(name), *argv, cwd=cwd, driver=driver, code=75 if how == signal.SIGTERM else -how)
     return counters(name, run_dir(cwd))
 
@@ -428,6 +430,7 @@ def counters(name, folder):
     return tuple(state[f"{phase}_step"] for phase in ("teacher", "offline", "global"))
 
 
+FRAMES = 400  # of a game: 100 steps
 PHASES = {"learning_starts": 100, "checkpoint_freq": 100, "batch_size": 1, "end_e": 0.2}
 
 
@@ -477,7 +480,7 @@ def test_interrupted_in_every_phase(name, hub, tmp_path):
 
     assert interrupt(name, resume, tmp_path, 1, signal.SIGTERM) == (300, 150, 0)
     assert not list((folder / "teacher").glob("replay-*")), "the teacher's games are no longer needed"
-    run(script(name), *resume, cwd=tmp_path)
+    run(script(name), *resume, cwd=tmp_path, **in_short(name, FRAMES))
     assert counters(name, folder) == (300, 150, 300)
 
     scalars = raw_scalars(folder)
@@ -504,9 +507,9 @@ def test_an_interruption_offline_changes_nothing(name, tmp_path):
     argv = smoke(name, **PHASES, **sizes, target_network_frequency=40)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir(), stopped.mkdir()
-    run(path, *argv, cwd=whole)
+    run(path, *argv, cwd=whole, **in_short(name, FRAMES))
     assert interrupt(name, argv, stopped, 3, signal.SIGTERM, when=AT_TARGET_UPDATE, path=path) == (100, 120, 0)
-    run(path, "--resume", run_dir(stopped), cwd=stopped)
+    run(path, "--resume", run_dir(stopped), cwd=stopped, **in_short(name, FRAMES))
     scalars = raw_scalars(run_dir(stopped))
     assert_clean(scalars)
     assert steps(scalars)["charts/offline/avg_episodic_return"] == [100, 130]

@@ -7,7 +7,6 @@ from helpers.processes import in_short, run, run_dir
 
 VIDEO_ENV = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}  # these render fast
 TOTAL = {"ppo": 2048, "dqn": 1000, "c51": 1000, "pqn": 2048} | dict.fromkeys(("ddpg", "td3", "sac"), 1900)
-# one file for each way of filming
 FILMS = ["make_env", "record_video", "record_game", "film_game", "film_match", "film_level", "film_episode"]
 FILMING = each_text(*FILMS)
 
@@ -16,14 +15,15 @@ def films(cwd):
     return {path.name: path.read_bytes() for path in (run_dir(cwd) / "videos").glob("*.mp4")}
 
 
-RESUMED = {tuple(film for film in FILMS if defines(name, f"def {film}")): name for name in FILMING.args[1]}.values()
+# one file for each function that films; each text of such functions: slow
+FUNCTIONS = {tuple(film for film in FILMS if defines(name, f"def {film}")): name for name in FILMING.args[1][::-1]}
 FILMED = each_text(
     *FILMS,
     lines="video|film_|record_",
     which=lambda name: "    capture_video: bool" in script(name).read_text(),  # a headless Godot draws nothing
 )
 FILMED.args[1][:] = [
-    name if name in FILMING.args[1] else pytest.param(name, marks=pytest.mark.slow) for name in FILMED.args[1]
+    name if name in FUNCTIONS.values() else pytest.param(name, marks=pytest.mark.slow) for name in FILMED.args[1]
 ]
 
 
@@ -50,7 +50,7 @@ def test_films_of_several_stages(name, tmp_path):
             frame = clip.get_frame(0)
             assert clip.n_frames >= 5 and frame.ndim == 3 and frame.std() > 0, path
 
-    if name not in RESUMED:
+    if name not in FUNCTIONS.values():
         return
     total = 2 * int(argv[argv.index("--total-timesteps") + 1])
     run(script(name), "--resume", run_dir(tmp_path), "--total-timesteps", total, cwd=tmp_path, **in_short(name))

@@ -164,26 +164,33 @@ def run_dir(cwd):
     return folder
 
 
-# run before a file: games end after some ten steps, so that a short run sees episodes end, and so does an evaluation
+# run before a file: games end after some ten steps, so that a short run sees episodes end, and so does an evaluation,
+# for which ALE plays 2 of them: starting a game takes longer than to play it
 SHORT_GAMES = """
 import functools
 
 
 def shorten(owner, name, **limits):
     original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def short(*args, **options):
+        if name == "__init__":  # 10 are those of an evaluation
+            args = [2 if arg == 10 else arg for arg in args]
+        return original(*args, **limits | options)
+
     if not hasattr(original, "__wrapped__"):
-        short = functools.wraps(original)(lambda *args, **options: original(*args, **limits | options))
         setattr(owner, name, short)
 
 
 if GAMES == "ale_py":
     import ale_py.vector_env
 
-    shorten(ale_py.vector_env.AtariVectorEnv, "__init__", max_num_frames_per_episode=160)
+    shorten(ale_py.vector_env.AtariVectorEnv, "__init__", max_num_frames_per_episode=FRAMES, noop_max=1)
 elif GAMES == "envpool":
     import envpool
 
-    shorten(envpool, "make", max_episode_steps=30)
+    shorten(envpool, "make", max_episode_steps=30, noop_max=1)
 elif GAMES == "pettingzoo":
     import pettingzoo.atari.base_atari_env
 
@@ -191,11 +198,12 @@ elif GAMES == "pettingzoo":
 """
 
 
-def short_games(name):
-    """The code that shortens the games of a file; none for other files, and where actors are processes of their own."""
+def short_games(name, frames=160):
+    """The code that shortens the games of a file, those of ALE to so many frames; none for other files, and where
+    actors are processes of their own."""
     games = [module for module in ("pettingzoo", "envpool", "ale_py") if uses(name, module)]
     short = games and not uses(name, "ray") and "procgen" not in name  # whose games take no limit
-    return f"GAMES = {games[0]!r}\n{SHORT_GAMES}" if short else ""
+    return f"GAMES, FRAMES = {games[0]!r}, {frames}\n{SHORT_GAMES}" if short else ""
 
 
 RUN = """
@@ -206,9 +214,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def in_short(name):
+def in_short(name, frames=160):
     """The option of `start` and `run` with which the games of a file are short."""
-    return {"driver": short_games(name) + RUN} if short_games(name) else {}
+    return {"driver": short_games(name, frames) + RUN} if short_games(name) else {}
 
 
 KILL = """
