@@ -120,8 +120,8 @@ def load_policy(run_dir, envs, device, deterministic=False):
     def policy(obs):
         obs = torch.tensor(obs, dtype=torch.float32, device=device)
         greedy = q_network(obs).argmax(1).cpu().numpy()
-        drawn = rng.integers(envs.single_action_space.n, size=len(obs))
-        return np.where(rng.random(len(obs)) < epsilon, drawn, greedy)
+        explore = rng.random(len(obs)) < epsilon
+        return np.where(explore, rng.integers(envs.single_action_space.n, size=len(obs)), greedy)
 
     return policy
 
@@ -397,8 +397,11 @@ class Run:
         self.step, self.over = global_step, last
         if due or last or self.signals:
             self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
         if self.signals:
-            self.say(f"Stopped at step {global_step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
             sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
 
     def close(self, eval_returns=()):

@@ -400,8 +400,11 @@ class Run:
         self.step, self.over = global_step, last
         if due or last or self.signals:
             self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
         if self.signals:
-            self.say(f"Stopped at step {global_step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
             sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
 
     def close(self, eval_returns=()):
