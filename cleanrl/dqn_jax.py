@@ -288,18 +288,22 @@ class Run:
 
     def begin(self, state):
         """Go on from the checkpoint to resume, or write the first one; `state` returns what a checkpoint holds."""
-        self.state, self.step = state, self.saved.get("global_step", 0)
+        self.parts, self.step = state, self.saved.get("global_step", 0)
         self.start_time, self.start_step = time.perf_counter(), self.step
         self.marks = deque([(self.start_time, self.step)])
         self.recent_returns.extend(self.saved.get("recent_returns", []))
         if not self.saved:
-            self.save(0)
+            self.save(self.state(0))
 
-    def save(self, global_step):
-        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
         self.writer.flush()
-        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | self.state()
-        state["events"] = {file.name: file.stat().st_size for file in self.dir.glob("events*")}
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        events = {file.name: file.stat().st_size for file in self.dir.glob("events*")}
+        return state | self.parts() | {"events": events}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
         (self.dir / "unfinished.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(state))))
         os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.msgpack")
         self.send_films()
@@ -354,12 +358,12 @@ class Run:
     def say(self, text):
         print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
 
-    def checkpoint(self, global_step, last):
+    def checkpoint(self, global_step, last, **counters):
         """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
         due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
         self.step, self.over = global_step, last
         if due or last or self.signals:
-            self.save(global_step)
+            self.save(self.state(global_step, **counters))
         self.end_if_asked(global_step)
 
     def end_if_asked(self, step):

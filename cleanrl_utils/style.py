@@ -2,11 +2,17 @@
 
 Rules, by the name that a finding carries:
   lineage  every file has a table in cleanrl/lineage.toml and every table a file; parents exist and form no cycle
-  budget   a file has at most `lines` lines, and at most `changed` lines added + deleted against its `parent`
+  order    from top to bottom: imports, Args, environments, networks, equations, the marked block, the main block; in
+           Args hyperparameters come first, then the flags of every run, from exp_name on
+  block    the marked block of what a run needs besides its algorithm, from its comment to the end of `evaluate`, is the
+           same text in all files of a backend; its methods that use no backend are the same in both
+  budget   all that a reader reads, that is all but the block, has at most `lines` lines, and at most `changed` lines
+           added + deleted against that of the `parent`; the main block has at most 170
   import   nothing is imported from the repository (cleanrl, cleanrl_utils, benchmark, tests, a neighbouring file)
-  drift    a top-level function or class has the same text in every file; exempt are Args, make_env, make_envs,
-           load_policy and networks (Agent, QNetwork, Actor, SoftQNetwork, subclasses of Module); between a torch and
-           a JAX file (one with `_jax` in its name) the texts may differ if one of them uses torch, jax, flax or optax
+  drift    outside the block, too, a top-level function or class has the same text in every file; exempt are Args,
+           make_env, make_envs, load_policy and networks (Agent, QNetwork, Actor, SoftQNetwork, subclasses of Module);
+           between a torch and a JAX file (one with `_jax` in its name) the texts may differ if one of them uses torch,
+           jax, flax or optax
   heading  the main block has the headings of the design, in its order; `# Log: why` counts as the heading `# Log`
   text     the lines under `# Seeding` and `# Save and close` are those of the parent, unless backends differ or the
            file's table says so: differs = ["Seeding"]
@@ -16,8 +22,8 @@ Rules, by the name that a finding carries:
   header   the packages of the PEP 723 header, each with a lower bound, are those imported at the top of the file, also
            in a `try` there (packages imported inside a function or an `if` are optional and not listed, except those
            that the file's table names: late = ["jax"])
-  width    a line has at most 120 characters
-  length   a function has at most 60 lines
+  width    a line has at most 120 characters; of the lines to read at most 7 % are longer than 100
+  length   a function has at most 45 lines, in the block at most 60
 Exit codes: 0 nothing found, 1 findings (path:line: rule: what to do), 2 wrong usage.
 """
 
@@ -31,18 +37,21 @@ import shutil
 import subprocess
 import symtable
 import sys
+import tempfile
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-WIDTH, LENGTH = 120, 60
+WIDTH, LENGTH, BLOCK_LENGTH, MAIN_LENGTH = 120, 45, 60, 170
+WIDE, SHARE = 100, 0.07  # so many of the lines to read may be wider
 REPOSITORY = {"cleanrl", "cleanrl_utils", "benchmark", "tests"}
 EXEMPT = {"Args", "make_env", "make_envs", "load_policy", "Agent", "QNetwork", "Actor", "SoftQNetwork"}
 BACKENDS = {"torch", "jax", "flax", "optax"}
 PACKAGES = {"torch.utils.tensorboard": "tensorboard", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml"}
 PACKAGES |= {"PyQt5": "pyqt5-qt5"}  # the libraries, without their Python bindings
-HEADINGS = "Run directory and logger|Seeding|Agent and optimizer|Storage|Resume|Training loop|Save and close".split("|")
+MARK, END, FIRST_RUN_FLAG = "# What a run needs besides its algorithm", "evaluate", "exp_name"
+HEADINGS = "Checks|Seeding|Environments, agent and optimizer|Storage|Training loop|Save and close".split("|")
 LOOP_HEADINGS, OPTIONAL = ["Act", "Targets", "Learn", "Log", "Checkpoint"], {"Targets"}
 SHARED_TEXT = ("Seeding", "Save and close")
 
@@ -76,6 +85,15 @@ class File:
                 self.imports += [(alias.asname or alias.name, f"{module}.{alias.name}", node) for alias in node.names]
         blocks = [node for node in self.tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
         self.main = (blocks[-1].lineno, blocks[-1].end_lineno) if blocks else (len(self.lines), 0)
+        marks = [i for i, line in enumerate(self.lines, 1) if line.startswith(MARK)]
+        self.block = (marks[0], self.defs[END].end_lineno) if marks and END in self.defs else (1, 0)
+        self.methods = {
+            f"{name}.{node.name}": node
+            for name, owner in self.defs.items()
+            if isinstance(owner, ast.ClassDef) and self.in_block(owner)
+            for node in owner.body
+            if isinstance(node, ast.FunctionDef)
+        }
         self.headings, self.sections = self.find_headings(4, HEADINGS, self.main[0], len(self.lines))
         self.loop_headings, _ = self.find_headings(8, LOOP_HEADINGS, *self.sections.get("Training loop", (1, 0)))
 
@@ -90,9 +108,16 @@ class File:
             sections[name] = start + 1, end - 1
         return found, sections
 
+    def in_block(self, node):
+        return self.block[0] <= node.lineno <= self.block[1]
+
+    def to_read(self):
+        """The lines that a reader reads: all but the block and the empty lines before it."""
+        return self.lines[: max(0, self.block[0] - 3)] + self.lines[self.block[1] :]
+
     def span(self, name):
-        """First and last line of a top-level definition, decorators included."""
-        node = self.defs[name]
+        """First and last line of a top-level definition or of a method of the block, decorators included."""
+        node = self.methods.get(name) or self.defs[name]
         return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.end_lineno
 
     def text(self, span):
@@ -100,12 +125,13 @@ class File:
 
     def is_exempt(self, name):
         """Whether a definition may differ: listed, or a class derived from Module, directly or within the file."""
-        bases = [ast.unparse(base).split(".")[-1] for base in getattr(self.defs[name], "bases", [])]
+        bases = [ast.unparse(base).split(".")[-1] for base in getattr(self.defs.get(name), "bases", [])]
         derived = any(base in self.defs and base != name and self.is_exempt(base) for base in bases)
         return name in EXEMPT or "Module" in bases or derived
 
     def uses_backend(self, name):
-        names = {node.id for node in ast.walk(self.defs[name]) if isinstance(node, ast.Name)}
+        nodes = ast.walk(self.methods.get(name) or self.defs[name])
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
         paths = [path.split(".") for local, path, _ in self.imports if local in names]
         return any(BACKENDS & {*path} for path in paths if path[-1] != "SummaryWriter")  # it is the same for all
 
@@ -139,8 +165,11 @@ def check_lineage(root, tables):
 
 
 def check_budgets(file, changed):
-    if len(file.lines) > (budget := file.table.get("lines", len(file.lines))):
-        yield 1, "budget", f"{len(file.lines)} lines, budget {budget}; shorten it or raise `lines` in lineage.toml"
+    lines, main = len(file.to_read()), file.main[1] - file.main[0] + 1
+    if lines > (budget := file.table.get("lines", lines)):
+        yield 1, "budget", f"{lines} lines to read, budget {budget}; shorten it or raise `lines` in lineage.toml"
+    if main > MAIN_LENGTH:
+        yield file.main[0], "budget", f"the main block has {main} lines, at most {MAIN_LENGTH}; make a step a function"
     if changed is not None and changed > (budget := file.table.get("changed", changed)):
         parent = file.table["parent"]
         yield 1, "budget", f"{changed} lines changed against {parent}.py, budget {budget}; stay closer to the parent"
@@ -177,6 +206,26 @@ def normal(package):
     return re.sub("[._-]+", "-", package).lower()
 
 
+def check_order(file):
+    """Args, then what the algorithm is, then the block, then the main block."""
+    if not file.block[1]:
+        yield 1, "block", f"there is no marked block, from `{MARK}` to the end of `{END}`; copy that of ppo.py"
+    elif len([line for line in file.lines if line.startswith(MARK)]) > 1:
+        yield file.block[0], "block", "the marked block is there twice; remove one"
+    names = [name for name, node in file.defs.items() if not file.in_block(node)]
+    if names and names[0] != "Args":
+        yield file.span(names[0])[0], "order", f"Args comes before {names[0]}; a reader begins with it"
+    for name in names:
+        bases = [ast.unparse(base) for base in getattr(file.defs[name], "bases", [])]
+        if file.defs[name].lineno > file.block[1] > 0 and not {*bases} & {*map("{0}".format, file.defs)}:
+            yield file.span(name)[0], "order", f"{name} stands behind the block; move it before the block"
+    flags = [*file.flags]
+    if FIRST_RUN_FLAG in flags and flags.index(FIRST_RUN_FLAG) < flags.index(
+        "env_id" if "env_id" in flags else flags[0]
+    ):
+        yield file.flags[FIRST_RUN_FLAG].lineno, "order", f"{FIRST_RUN_FLAG} comes behind the hyperparameters; move it"
+
+
 def check_layout(file):
     for found, names, where in (
         (file.headings, HEADINGS, "main block has, 4"),
@@ -192,9 +241,15 @@ def check_layout(file):
     for line, text in enumerate(file.lines, 1):
         if len(text) > WIDTH:
             yield line, "width", f"{len(text)} characters, at most {WIDTH}; break the line"
+    code = [text for text in file.to_read() if text.strip()]
+    wide = [text for text in code if len(text) > WIDE]
+    if len(wide) > SHARE * len(code):
+        message = f"{len(wide)} of {len(code)} lines to read have more than {WIDE} characters, at most {SHARE:.0%}"
+        yield file.lines.index(wide[0]) + 1, "width", f"{message}; break some"
     for node in file.nodes:
-        if isinstance(node, ast.FunctionDef) and (length := node.end_lineno - node.lineno + 1) > LENGTH:
-            yield node.lineno, "length", f"{node.name} has {length} lines, at most {LENGTH}; split it"
+        most = BLOCK_LENGTH if isinstance(node, ast.FunctionDef) and file.in_block(node) else LENGTH
+        if isinstance(node, ast.FunctionDef) and (length := node.end_lineno - node.lineno + 1) > most:
+            yield node.lineno, "length", f"{node.name} has {length} lines, at most {most}; split it"
 
 
 def check_globals(file):
@@ -220,7 +275,7 @@ def check_flags(file):
     if "Args" not in file.defs:
         yield 1, "flag", "there is no class Args; the flags of a file are its fields"
     loads = (node for node in file.nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
-    read = {node.attr for node in loads if isinstance(node.value, ast.Name) and node.value.id == "args"}
+    read = {node.attr for node in loads if ast.unparse(node.value) in ("args", "self.args")}
     for name, field in file.flags.items():
         if file.help(field) is None or field.lineno != field.end_lineno:
             yield field.lineno, "flag", f"{name} has no help; write it on one line, `{name}: type = default  # help`"
@@ -233,7 +288,7 @@ def check_flags(file):
 
 def is_own(name, file, first, files):
     """Whether `file` has a text of its own where the other backend has `first`: methods of tensors need no `torch`."""
-    others = [other for other in files if name in other.defs and other not in (file, first)]
+    others = [other for other in files if name in other.defs | other.methods and other not in (file, first)]
     known = {(other.backend, *other.text(other.span(name))) for other in others}
     ours, wanted = file.text(file.span(name)), first.text(first.span(name))
     copied = ("torch", *ours) in known or ("jax", *ours) in known or (file.backend, *wanted) in known
@@ -254,8 +309,21 @@ def compare(files):
                     edit = field.end_lineno, field.end_lineno, [f"{code}  # {wanted}"]
                     message = f"{name} has another help in {first.name}.py, `{wanted}`; --fix copies it from there"
                     yield Finding(file.path, field.lineno, "flag", message, edit)
-        for name in (name for name in file.defs if not file.is_exempt(name)):
-            for first in (other for other in files[:i] if name in other.defs and not other.is_exempt(name)):
+        if first := next((other for other in files[:i] if other.backend == file.backend and other.block[1]), None):
+            if file.block[1] and file.text(file.block) != (wanted := first.text(first.block)):
+                message = f"the marked block differs from {first.name}.py; --fix copies it"
+                yield Finding(file.path, file.block[0], "block", message, (*file.block, wanted))
+        shared = [name for name, node in file.defs.items() if not file.is_exempt(name) and not file.in_block(node)]
+        first_of_backend = not any(other.backend == file.backend for other in files[:i])  # its block stands for all
+        shared += [
+            name
+            for name, node in (file.defs | file.methods).items()
+            if file.in_block(node) and first_of_backend and not isinstance(node, ast.ClassDef)
+        ]
+        for name in shared:
+            for first in (
+                other for other in files[:i] if name in other.defs | other.methods and not other.is_exempt(name)
+            ):
                 if file.backend == first.backend or not (file.uses_backend(name) or first.uses_backend(name)):
                     if file.text(file.span(name)) != (wanted := first.text(first.span(name))):
                         edit = None if is_own(name, file, first, files) else (*file.span(name), wanted)
@@ -273,9 +341,31 @@ def compare(files):
                     yield Finding(file.path, file.sections[part][0] - 1, "text", message)
 
 
+def count_changes(files):
+    """Lines added and deleted against the parent's, of what a reader reads: name -> number."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, file in files.items():
+            Path(folder, f"{name}.py").write_text("\n".join([*file.to_read(), ""]), encoding="utf-8", newline="\n")
+        diffs = {}
+        for name, parent in ((name, file.table.get("parent")) for name, file in files.items()):
+            if parent in files:
+                diff = [
+                    "git",
+                    "diff",
+                    "--no-index",
+                    "--no-ext-diff",
+                    "--minimal",
+                    "--numstat",
+                    f"{parent}.py",
+                    f"{name}.py",
+                ]
+                diffs[name] = subprocess.Popen(diff, stdout=subprocess.PIPE, text=True, cwd=folder)
+        return {name: sum(map(int, diff.communicate()[0].split()[:2])) for name, diff in diffs.items()}
+
+
 def inspect(root):
-    """All findings, and a row (name, lines, budget, changed, budget, parent) per file."""
-    findings, files, diffs, rows = [], {}, {}, []
+    """All findings, and a row (name, lines, budget, main, mean, changed, budget, parent) per file."""
+    findings, files, rows = [], {}, []
     try:
         tables = tomllib.loads((root / "cleanrl/lineage.toml").read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -284,22 +374,21 @@ def inspect(root):
         table = tables.get(path.stem, {})
         if not table:
             findings.append(Finding(path, 1, "lineage", f"no table [{path.stem}] in cleanrl/lineage.toml; add it"))
-        if (parent := path.with_name(f"{table.get('parent')}.py")).exists():
-            diff = ["git", "diff", "--no-index", "--no-ext-diff", "--minimal", "--numstat", parent, path]
-            diffs[path.stem] = subprocess.Popen(diff, stdout=subprocess.PIPE, text=True)
         try:
             files[path.stem] = File(path, table)
         except SyntaxError as error:
             findings.append(Finding(path, error.lineno or 1, "syntax", f"{error.msg}; Python cannot read this file"))
-    changed = {name: sum(map(int, diff.communicate()[0].split()[:2])) for name, diff in diffs.items()}
+    changed = count_changes(files)
     order = sorted(files, key=lambda name: (depth(tables, name), [*tables, name].index(name)))
     findings += [*check_lineage(root, tables), *compare([files[name] for name in order])]
     for name, file in ((name, files[name]) for name in order):
-        checks = check_budgets(file, changed.get(name)), check_imports(file, {*files}), check_layout(file)
-        for check in (*checks, check_globals(file), check_flags(file)):
+        checks = check_budgets(file, changed.get(name)), check_imports(file, {*files}), check_order(file)
+        for check in (*checks, check_layout(file), check_globals(file), check_flags(file)):
             findings += [Finding(file.path, *found) for found in check]
         lines, budget, parent = map(file.table.get, ("lines", "changed", "parent"))
-        rows.append((name, len(file.lines), lines, changed.get(name), budget, parent))
+        main, code = file.main[1] - file.main[0] + 1, [len(text) for text in file.to_read() if text.strip()]
+        mean = round(sum(code) / len(code), 1)
+        rows.append((name, len(file.to_read()), lines, main, mean, changed.get(name), budget, parent))
     return sorted(findings, key=lambda found: found[:3]), rows
 
 
@@ -337,7 +426,7 @@ def main(argv=None):
         repair(root, {path for path in chosen or (root / "cleanrl").glob("*.py") if path.suffix == ".py"})
     findings, rows = inspect(root)
     if args.list:
-        for row in [("file", "lines", "budget", "changed", "budget", "parent"), *rows]:
+        for row in [("file", "lines", "budget", "main", "mean", "changed", "budget", "parent"), *rows]:
             name, *numbers, parent = ("-" if cell is None else str(cell) for cell in row)
             print(f"{name:32}" + "".join(f"{number:>9}" for number in numbers) + f"  {parent}")
         return 0
