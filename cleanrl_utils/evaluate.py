@@ -80,7 +80,7 @@ def default_device(module, cpu=False):
 
 def open_envs(module, args, **options):
     """The environments of a run; what they take beyond `options` is a flag (levels, ...) or has a default."""
-    options = args | {"life_loss": False, "capture_video": False, "run_name": ""} | options
+    options = args | {"life_loss": False, "capture_video": False, "run_name": "", "video_dir": None} | options
     known = inspect.signature(module.make_envs).parameters
     try:
         return module.make_envs(**{name: options[name] for name in known if name in options})
@@ -116,10 +116,14 @@ def film(module, args, run_dir, device, seed, deterministic, path):
     players = 2 if hasattr(module, "pettingzoo") else 1
     by_file = next((getattr(module, name) for name in FILMING if hasattr(module, name)), None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    opening = {"num_envs": players, "seed": seed, "capture_video": not by_file}
+
+    def opening(folder):  # files of older runs have capture_video and run_name
+        options = {"num_envs": players, "seed": seed, "capture_video": not by_file, "run_name": folder}
+        return options | {"video_dir": None if by_file else Path(folder, "videos")}
+
     with (  # the environments end first: what they are filming by then goes to the folder, too
         tempfile.TemporaryDirectory() as folder,
-        closing(open_envs(module, args, run_name=folder, **opening)) as envs,
+        closing(open_envs(module, args, **opening(folder))) as envs,
     ):
         policy = load_mode(module, run_dir, envs, device, deterministic)
         films = Path(folder, "videos")
@@ -205,7 +209,11 @@ def evaluate(model_path, make_env, env_id, eval_episodes, run_name, Model, devic
     except SafetensorError as error:
         raise ValueError(f"{model_path} is not a safetensors file, and nothing else is loaded: {error}") from None
     by_hand = gym.vector.AutoresetMode.DISABLED
-    envs = gym.vector.SyncVectorEnv([make_env(env_id, HELD_OUT, 0, capture_video, run_name)], autoreset_mode=by_hand)
+    if "video_dir" in inspect.signature(make_env).parameters:
+        thunk = make_env(env_id, 0, Path("runs", run_name, "videos") if capture_video else None)
+    else:  # as published
+        thunk = make_env(env_id, HELD_OUT, 0, capture_video, run_name)
+    envs = gym.vector.SyncVectorEnv([thunk], autoreset_mode=by_hand)
     model = Model(envs).to(device)
     model.load_state_dict(weights)
     model.eval()

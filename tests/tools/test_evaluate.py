@@ -138,7 +138,7 @@ def test_the_call_of_the_release_post(name, tmp_path, monkeypatch):
 
     module = load(name)
     monkeypatch.chdir(tmp_path)
-    envs = module.make_envs("CartPole-v1", 1, 0)
+    envs = module.make_envs("CartPole-v1", 1)
     torch.manual_seed(0)
     model = module.QNetwork(envs) if name == "dqn" else module.Agent(envs)
     module.save_file(model.state_dict(), "model.safetensors")

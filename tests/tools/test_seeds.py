@@ -63,14 +63,14 @@ def check_command(name, flags, packages, tmp_path, env=None):
 
 
 def test_imports_of_the_published_evaluation_example():
-    """`make_env(env_id, seed, idx, capture_video, run_name)` returns a thunk, `QNetwork(envs)` a network."""
+    """`make_env` returns a thunk, `QNetwork(envs)` a network."""
     require_for("dqn")
     code = """
 import gymnasium as gym
 import torch
 from cleanrl.dqn import QNetwork, make_env
 
-envs = gym.vector.SyncVectorEnv([make_env("CartPole-v1", 0, 0, False, "test")])
+envs = gym.vector.SyncVectorEnv([make_env("CartPole-v1", 0, None)])
 obs, _ = envs.reset()
 q_values = QNetwork(envs)(torch.Tensor(obs))
 assert q_values.shape == (1, 2), q_values.shape
