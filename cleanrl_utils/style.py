@@ -216,13 +216,10 @@ def check_order(file):
     if names and names[0] != "Args":
         yield file.span(names[0])[0], "order", f"Args comes before {names[0]}; a reader begins with it"
     for name in names:
-        bases = [ast.unparse(base) for base in getattr(file.defs[name], "bases", [])]
-        if file.defs[name].lineno > file.block[1] > 0 and not {*bases} & {*map("{0}".format, file.defs)}:
+        bases = {ast.unparse(base) for base in getattr(file.defs[name], "bases", [])}
+        if file.defs[name].lineno > file.block[1] > 0 and not bases & {*file.defs}:  # a class derived from Run may
             yield file.span(name)[0], "order", f"{name} stands behind the block; move it before the block"
-    flags = [*file.flags]
-    if FIRST_RUN_FLAG in flags and flags.index(FIRST_RUN_FLAG) < flags.index(
-        "env_id" if "env_id" in flags else flags[0]
-    ):
+    if [*file.flags][:1] == [FIRST_RUN_FLAG]:
         yield file.flags[FIRST_RUN_FLAG].lineno, "order", f"{FIRST_RUN_FLAG} comes behind the hyperparameters; move it"
 
 
@@ -394,13 +391,14 @@ def inspect(root):
 
 def repair(root, paths):
     """Apply the mechanical repairs, then let ruff sort imports and format."""
-    edits = [found for found in inspect(root)[0] if found.edit and found.path in paths]
-    for found in reversed(edits):  # from the bottom up, so that line numbers stay right
-        first, last, wanted = found.edit
-        lines = found.path.read_text(encoding="utf-8").split("\n")
-        lines[first - 1 : last] = wanted
-        found.path.write_text("\n".join(lines), encoding="utf-8", newline="\n")
-        print(f"{found.path.relative_to(root).as_posix()}:{found.line}: fixed: {found.message}")
+    for _ in range(2):  # a block that is mended in one file is then copied to the others
+        edits = [found for found in inspect(root)[0] if found.edit and found.path in paths]
+        for found in reversed(edits):  # from the bottom up, so that line numbers stay right
+            first, last, wanted = found.edit
+            lines = found.path.read_text(encoding="utf-8").split("\n")
+            lines[first - 1 : last] = wanted
+            found.path.write_text("\n".join(lines), encoding="utf-8", newline="\n")
+            print(f"{found.path.relative_to(root).as_posix()}:{found.line}: fixed: {found.message}")
     ruff = [sys.executable, "-m", "ruff"] if find_spec("ruff") else [shutil.which("ruff")]
     for command in (["check", "--select=I", "--fix"], ["format"]) if ruff[0] and paths else ():
         subprocess.run([*ruff, *command, "--quiet", f"--line-length={WIDTH}", *paths])
