@@ -8,8 +8,7 @@
 """Deep Q-learning (DQN, Mnih et al. 2015, doi:10.1038/nature14236): vector observations, discrete actions.
 
 Differs from dqn.py:
-1. JAX, Flax and Optax; the replay buffer and all that learning changes are one donated pytree on the device;
-2. one call writes the collected transitions to the replay buffer and takes the gradient steps that are due.
+1. JAX, Flax and Optax; all that learning changes is one donated pytree on the device.
 
 Differs from the paper:
 1. a network of two hidden layers for vector observations, Adam in place of RMSProp, and no clipping of the TD error;
@@ -131,11 +130,50 @@ def load_policy(run_dir, envs, device, deterministic=False):
     return policy
 
 
-def sample(key, rows, filled, batch_size, obs_dim):
-    """A batch of transitions from the first `filled` rows of the replay buffer."""
-    batch = rows.reshape(-1, rows.shape[-1])[jax.random.randint(key, (batch_size,), 0, filled)]
-    obs, next_obs, rest = jnp.split(batch, [obs_dim, 2 * obs_dim], axis=1)
-    return obs, next_obs, rest[:, :-2], rest[:, -2], rest[:, -1]
+@partial(jax.jit, donate_argnums=0)
+def write(array, indices, items):
+    """Assign items in place: a donated array is not copied."""
+    return array.at[indices].set(items)
+
+
+class ReplayBuffer:
+    """The last transitions, one row each. New ones wait on the host, so that one copy serves many steps."""
+
+    def __init__(self, size, obs_dim, action_dim):
+        self.rows = jnp.zeros((size, 2 * obs_dim + action_dim + 2))
+        self.columns = obs_dim, obs_dim, action_dim, 1, 1  # obs, next_obs, action, reward, terminated
+        self.added, self.new = 0, []
+
+    def add(self, obs, next_obs, action, reward, terminated):
+        columns = obs, next_obs, action.reshape(len(obs), -1), reward[:, None], terminated[:, None]
+        self.new.append(np.concatenate(columns, axis=1, dtype=np.float32))
+
+    def flush(self):
+        """Write the rows that wait in place of the oldest."""
+        self.added += sum(map(len, self.new))
+        new = np.concatenate([*self.new, np.zeros((0, self.rows.shape[1]), np.float32)])
+        new = new[-len(self.rows) :]
+        slots = np.arange(self.added - len(new), self.added) % len(self.rows)
+        self.rows = write(self.rows, slots, new)
+        self.new = []
+
+    def stored(self):
+        """What `sample` draws from: an argument of compiled functions, in which it would be a constant."""
+        return self.rows, min(self.added, len(self.rows))
+
+    def sample(self, key, stored, batch_size):
+        rows, filled = stored
+        batch = rows[jax.random.randint(key, (batch_size,), 0, filled)]
+        ends = np.cumsum(self.columns)[:-1]
+        obs, next_obs, action, reward, terminated = jnp.split(batch, ends, axis=1)
+        return obs, next_obs, action, reward.squeeze(1), terminated.squeeze(1)
+
+    def state_dict(self):
+        self.flush()
+        return {"rows": np.asarray(self.rows)[: self.added], "added": self.added}
+
+    def load_state_dict(self, state):
+        self.rows, self.added = refill(self.rows, state["rows"]), state["added"]
 
 
 def td_target(reward, terminated, next_q_values, gamma):
@@ -426,62 +464,50 @@ if __name__ == "__main__":
     params = jax.jit(q_network.init)(init_key, jnp.zeros((1, obs_dim)))
     optimizer = optax.adam(args.learning_rate)
 
-    # Storage: the chunk collects transitions on the host until the next gradient step is due
-    chunk_steps = max(1, args.train_frequency // args.num_envs)
-    chunk, staged = np.zeros((chunk_steps, args.num_envs, 2 * obs_dim + 3), dtype=np.float32), 0
-    num_chunks, chunks_added = max(1, args.buffer_size // (chunk_steps * args.num_envs)), 0
+    # Storage
+    replay, num_updates = ReplayBuffer(args.buffer_size, obs_dim, 1), 0
     loss_names = ["losses/td_loss", "losses/q_values"]
     learner = {
         "params": params,
         "target_params": jax.tree.map(jnp.copy, params),
         "opt_state": optimizer.init(params),
-        "replay": jnp.zeros((num_chunks, *chunk.shape)),
         "key": jax.random.key_data(key),
         "losses": jnp.zeros(len(loss_names)),  # sums since they were last logged
     }
-    num_updates = 0
 
     @jax.jit
     def act(params, obs):
         return q_network.apply(params, obs).argmax(1)
 
     @partial(jax.jit, donate_argnums=0)
-    def learn(learner, chunk, chunks_added, updates):
-        replay = learner["replay"].at[chunks_added % num_chunks].set(chunk)
-        filled = jnp.minimum(chunks_added + 1, num_chunks) * chunk_steps * args.num_envs
+    def update(learner, stored):
+        key, sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))
+        batch = replay.sample(sample_key, stored, args.batch_size)
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = batch
+        next_q_values = q_network.apply(learner["target_params"], b_next_obs)
+        target = td_target(b_rewards, b_terminated, next_q_values, args.gamma)
 
-        def update(_, learner):
-            key, sample_key = jax.random.split(jax.random.wrap_key_data(learner["key"]))
-            batch = sample(sample_key, replay, filled, args.batch_size, obs_dim)
-            obs, next_obs, action, reward, terminated = batch
-            next_q_values = q_network.apply(learner["target_params"], next_obs)
-            target = td_target(reward, terminated, next_q_values, args.gamma)
+        def loss(params):
+            return dqn_loss(q_network.apply(params, b_obs), b_actions, target)
 
-            def loss(params):
-                return dqn_loss(q_network.apply(params, obs), action, target)
-
-            (_, logged), gradients = jax.value_and_grad(loss, has_aux=True)(learner["params"])
-            updates, opt_state = optimizer.update(gradients, learner["opt_state"])
-            return learner | {
-                "params": optax.apply_updates(learner["params"], updates),
-                "opt_state": opt_state,
-                "key": jax.random.key_data(key),
-                "losses": learner["losses"] + logged,
-            }
-
-        del learner["replay"]  # not changed by an update, so not carried from one to the next
-        return jax.lax.fori_loop(0, updates, update, learner) | {"replay": replay}
+        (_, logged), gradients = jax.value_and_grad(loss, has_aux=True)(learner["params"])
+        updates, opt_state = optimizer.update(gradients, learner["opt_state"])
+        return learner | {
+            "params": optax.apply_updates(learner["params"], updates),
+            "opt_state": opt_state,
+            "key": jax.random.key_data(key),
+            "losses": learner["losses"] + logged,
+        }
 
     # Training loop
     def state():
-        filled = {"replay": learner["replay"][:chunks_added]}
-        counters = {"chunk": chunk, "staged": staged, "chunks_added": chunks_added}
-        return {"learner": learner | filled, "rng": json.dumps(rng.bit_generator.state)} | counters
+        generator = json.dumps(rng.bit_generator.state)
+        return {"learner": learner, "replay": replay.state_dict(), "rng": generator}
 
     global_step = run.saved.get("global_step", 0)
     if args.resume:
         learner = refill(learner, run.saved["learner"])
-        chunk[:], staged, chunks_added = (run.saved[x] for x in ("chunk", "staged", "chunks_added"))
+        replay.load_state_dict(run.saved["replay"])
         rng.bit_generator.state = json.loads(run.saved["rng"])
     run.begin(state)
     exploration_steps = args.exploration_fraction * args.total_timesteps
@@ -501,19 +527,16 @@ if __name__ == "__main__":
         if (done := terminated | truncated).any():
             final_obs = next_obs.copy()
             final_obs[done] = np.stack(infos["final_obs"][done])
-        columns = (obs, final_obs, actions[:, None], reward[:, None], terminated[:, None])
-        np.concatenate(columns, axis=1, out=chunk[staged])
-        staged += 1
+        replay.add(obs, final_obs, actions, reward, terminated)
         obs[:] = next_obs
         last_step, global_step = global_step, global_step + args.num_envs
 
         # Learn
-        if staged == chunk_steps:
-            chunk_start = global_step - staged * args.num_envs
-            updates = global_step // args.train_frequency - chunk_start // args.train_frequency
-            updates = updates if global_step > args.learning_starts else 0
-            learner = learn(learner, chunk.copy(), chunks_added, updates)
-            staged, chunks_added, num_updates = 0, chunks_added + 1, num_updates + updates
+        due = global_step // args.train_frequency - last_step // args.train_frequency
+        if due:
+            replay.flush()
+        for _ in range(due if global_step > args.learning_starts else 0):
+            learner, num_updates = update(learner, replay.stored()), num_updates + 1
         due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
         for _ in range(due if global_step > args.learning_starts else 0):
             both = learner["params"], learner["target_params"]
