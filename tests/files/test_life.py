@@ -18,6 +18,7 @@ from helpers.files import (
     HELPERS,
     LINEAGE,
     METRICS,
+    continuous_control,
     each,
     each_text,
     family,
@@ -30,12 +31,8 @@ from helpers.files import (
 from helpers.processes import inspect_run, inspect_runs, kill_at_checkpoint, run_dir, short_games
 from helpers.scalars import assert_clean, grid, raw_scalars, tensorboard_scalars, untimed
 
-LOSSES = {  # the name of a loss in the main block, and in the log; others: td_loss
-    **dict.fromkeys(("ppo", "ppg"), ("v_loss", "losses/value_loss")),
-    "c51": ("loss", "losses/loss"),
-    "qdagger": ("distill_loss", "losses/distill_loss"),
-    **dict.fromkeys(("ddpg", "td3", "sac"), ("actor_loss", "losses/actor_loss")),
-}
+LOSSES = {"ppo": "value_loss", "ppg": "value_loss", "c51": "loss", "qdagger": "distill_loss"}  # others: td_loss
+LOSSES |= dict.fromkeys(("ddpg", "td3", "sac"), "actor_loss")
 RECORD = """
 import sys
 
@@ -46,13 +43,14 @@ result["recorded"] = []
 
 def record(optimizer, *_):
     frame = sys._getframe()
-    while "open_run" not in frame.f_globals:
+    while "LOSS" not in frame.f_locals.get("logged", {}):  # what an update logs
         frame = frame.f_back
+        if frame is None:  # the step of another optimizer
+            return
     names = frame.f_globals
-    if optimizer is names.get("actor_optimizer", optimizer) and frame.f_code.co_name != "aux_step":
-        # where learning comes before the environments step, it belongs to the step that they are about to make
-        step = names["global_step"] + (names["args"].num_envs if {"actor_optimizer", "staged"} <= names.keys() else 0)
-        result["recorded"].append((step, names["LOSS"].item()))
+    # where learning comes before the environments step, it belongs to the step that they are about to make
+    step = names["global_step"] + (names["args"].num_envs if BEFORE else 0)
+    result["recorded"].append((step, frame.f_locals["logged"]["LOSS"].item()))
 
 
 register_optimizer_step_post_hook(record)
@@ -60,13 +58,14 @@ register_optimizer_step_post_hook(record)
 LOOK = """
 result |= {"args": vars(args), "global_step": global_step, "globals": sorted(globals())}
 observation, _ = eval_envs.reset(seed=3)
-result["actions"] = load_policy(run_dir, eval_envs, globals().get("device"))(observation)
+result["actions"] = load_policy(run.dir, eval_envs, globals().get("device"))(observation)
 for mode in "deterministic", "stochastic":
-    policy = load_policy(run_dir, eval_envs, globals().get("device"), deterministic=mode == "deterministic")
+    policy = load_policy(run.dir, eval_envs, globals().get("device"), deterministic=mode == "deterministic")
     first = policy(observation).copy()
     result[mode] = any((policy(observation) != first).any() for _ in range(20))
-columns = act_action.shape[1:] if isinstance(eval_envs.single_action_space, gym.spaces.Tuple) else None
-result["action_shape"] = (eval_envs.num_envs, *(columns or eval_envs.single_action_space.shape))
+space = eval_envs.single_action_space
+columns = (len(space),) if isinstance(space, gym.spaces.Tuple) else space.shape
+result["action_shape"] = (eval_envs.num_envs, *columns)
 result["compiled"] = getattr(globals().get("learn"), "_cache_size", int)()
 """
 
@@ -100,7 +99,7 @@ if "replay" in globals() and hasattr(replay, "window"):  # frames stored once
         kept["priorities"] = [replay.tree.leaves, replay.tree.sums]
         kept["drawn"] = [getattr(replay, key) for key in ("largest", "ready", "oldest") if hasattr(replay, key)]
 elif "replay" in globals() and hasattr(replay, "rows"):
-    kept["replay"] = [replay.rows, replay.filled, replay.added]
+    kept["replay"] = [replay.rows, getattr(replay, "filled", 0), replay.added]
 
 
 def flat(tree, path=""):
@@ -120,8 +119,9 @@ def test_life_of_a_run(name, tmp_path):
     require_for(name)
     argv = [*smoke(name, checkpoint_freq=1), "--upload-model", "--hf-entity", "someone"]
     torch = uses(name, "torch")
-    loss, loss_tag = LOSSES.get(family(name), ("td_loss", "losses/td_loss"))
-    before = short_games(name) + (RECORD.replace("LOSS", loss) if torch else "")
+    loss = LOSSES.get(family(name), "td_loss")
+    record = RECORD.replace("LOSS", loss).replace("BEFORE", str(continuous_control(name))) if torch else ""
+    before = short_games(name) + record
     copy = shutil.copy(script(name), tmp_path)
     if "--env-id tensor_sims:" in LINEAGE[name]["smoke"]:  # a simulator of the user's own lies beside the file
         shutil.copy(HELPERS / "tensor_sims.py", tmp_path)
@@ -134,7 +134,7 @@ def test_life_of_a_run(name, tmp_path):
     assert result["actions"].shape == result["action_shape"]
     assert not result["deterministic"], "one observation, two actions"
     assert result["stochastic"], "always the same action"
-    assert {"args", "envs", "writer"} <= set(result["globals"])
+    assert {"args", "envs", "run"} <= set(result["globals"])
     assert not torch or any(key.endswith("optimizer") for key in result["globals"])
 
     last = result["stdout"].strip().splitlines()[-1]
@@ -153,7 +153,7 @@ def test_life_of_a_run(name, tmp_path):
     for tag in METRICS[family(name)]:
         values = [value for other, _, value in scalars if other == tag]
         assert len(values) >= 2 and all(map(math.isfinite, values)), f"{tag}: {values}"
-    logged = {step: value for tag, step, value in scalars if tag == loss_tag}
+    logged = {step: value for tag, step, value in scalars if tag == f"losses/{loss}"}
     for last, (step, mean) in zip([0, *logged], logged.items() if torch else ()):
         values = [value for at, value in result["recorded"] if last < at <= step]
         assert len(values) > 1 and mean == pytest.approx(np.mean(values), rel=1e-4), "not the mean over the updates"
@@ -206,7 +206,7 @@ def assert_goes_on(name, whole, kept, cwd):
     if not evaluated and uses(name, "torch"):  # the evaluation of the first run has drawn random numbers since
         import torch
 
-        kept["/torch"] = np.ravel(torch.load(whole / "checkpoint.pt")["rng"][0])
+        kept["/torch"] = np.ravel(torch.load(whole / "checkpoint.pt")["torch_rng"][0])
     for key, value in kept.items():
         np.testing.assert_array_equal(restored["kept"][key], value, err_msg=key)
     assert raw_scalars(whole) == (scalars if evaluated else first), "a finished run went on"
