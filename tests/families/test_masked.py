@@ -18,7 +18,7 @@ ENVS = {"MaskedMulti-v0": [3, 5], "MaskedDiscrete-v0": [4]}
 @masks
 def test_the_vector_begins_with_the_padded_mask(name):
     for env_id, nvec in (ENVS | {"MaskedTuple-v0": [3, 5]}).items():
-        envs = load(name).make_envs(f"probe_envs:{env_id}", 2, 1)
+        envs = load(name).make_envs(f"probe_envs:{env_id}", 2)
         obs, _ = envs.reset(seed=3)
         assert envs.single_action_space.nvec.tolist() == nvec
         for i in range(2):
@@ -32,7 +32,7 @@ def test_the_vector_begins_with_the_padded_mask(name):
 def agent_and_observations(name, env_id, rows):
     """An agent far from the uniform policy, and rows with masks of all kinds: (agent, obs, list of valid by row)."""
     torch.manual_seed(0)
-    envs, nvec = load(name).make_envs(f"probe_envs:{env_id}", 1, 1), ENVS[env_id]
+    envs, nvec = load(name).make_envs(f"probe_envs:{env_id}", 1), ENVS[env_id]
     agent = load(name).Agent(envs)
     list(agent.actor)[-1].weight.data.mul_(300)
     obs = torch.randn(rows, *envs.single_observation_space.shape)
@@ -132,5 +132,5 @@ def test_masks_that_are_missing_or_too_short(name, tmp_path):
     assert "action_mask of 2" in missing and "ppo.py needs none" in missing
     assert "ppo_continuous_action.py" in continuous
     gym.register("WrongMask-v0", WrongMask, kwargs={"action_space": gym.spaces.Discrete(4), "in_info": True})
-    with pytest.raises(gym.error.Error, match="WrongMask-v0 needs an action_mask of 4 numbers"):
-        load(name).make_envs("WrongMask-v0", 1, 1).reset()
+    with pytest.raises(gym.error.Error, match="WrongMask-v0 has no action_mask of 4 numbers"):
+        load(name).make_envs("WrongMask-v0", 1)
