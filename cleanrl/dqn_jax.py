@@ -336,7 +336,7 @@ class Run:
     def state(self, global_step, **counters):
         """What a checkpoint holds."""
         self.writer.flush()
-        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        state = {"global_step": global_step, "recent_returns": np.array(self.recent_returns, float)} | counters
         events = {file.name: file.stat().st_size for file in self.dir.glob("events*")}
         return state | self.parts() | {"events": events}
 
