@@ -8,7 +8,7 @@
 
 Differs from ppo_continuous_action.py:
 1. actor and critic share a first layer and an LSTM after it, which starts afresh in each episode;
-2. minibatches are whole environments, in the order of time, from the state that the LSTM had at the rollout's start;
+2. minibatches are whole environments, in order, from the LSTM's state at the rollout's start on;
 3. the 2048 steps of a rollout come from 16 environments, to be split into 8 minibatches.
 
 Differs from the paper:
@@ -21,20 +21,21 @@ Run: python ppo_continuous_action_lstm.py --env-id HalfCheetah-v4 --total-timest
 """
 
 import json
-import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
@@ -47,21 +48,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "HalfCheetah-v4"  # environment
     total_timesteps: int = 1_000_000  # environment steps in total
     learning_rate: float = 3e-4  # step size of the optimizer
@@ -80,98 +66,40 @@ class Args:
     max_grad_norm: float = 0.5  # ceiling of the global gradient norm
     target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
-
-
-def make_env(env_id, seed, idx, capture_video, run_name):
+def make_env(env_id, idx, video_dir):
     def thunk():
-        video = capture_video and idx == 0
-        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
-            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
-        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
-        if video:
-            env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+        name = re.sub("^dm_control/", "shimmy:dm_control/", env_id)
+        if name != env_id and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        filmed = {"render_mode": "rgb_array"} if video_dir is not None and idx == 0 else {}
+        env = gym.make(name, **filmed)
+        if filmed:
+            env = gym.wrappers.RecordVideo(env, str(video_dir), name_prefix=f"{time.time():.0f}")
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images are refused below
             env = gym.wrappers.FlattenObservation(env)
-        if isinstance(env.action_space, gym.spaces.Box):
-            env = gym.wrappers.ClipAction(env)
-        env.action_space.seed(seed + idx)
-        return env
+        return gym.wrappers.ClipAction(env) if isinstance(env.action_space, gym.spaces.Box) else env
 
     return thunk
 
 
 class SyncWithStarts(gym.vector.SyncVectorEnv):
-    """`starts` tells where the observations are the first ones of an episode: networks with memory need it."""
+    """`starts` tells which observations begin an episode: networks with memory need it."""
 
     def reset(self, **options):
         self.starts = np.ones(self.num_envs, dtype=bool)
@@ -183,9 +111,15 @@ class SyncWithStarts(gym.vector.SyncVectorEnv):
         return obs, reward, terminated, truncated, infos
 
 
-def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
-    thunks = [make_env(env_id, seed, i, capture_video, run_name) for i in range(num_envs)]
-    return SyncWithStarts(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+def make_envs(env_id, num_envs, video_dir=None):
+    thunks = [make_env(env_id, i, video_dir) for i in range(num_envs)]
+    envs = SyncWithStarts(thunks, copy=False, autoreset_mode="SameStep")
+    actions, obs = envs.single_action_space, envs.single_observation_space
+    if not isinstance(actions, gym.spaces.Box) or len(actions.shape) != 1:
+        raise gym.error.Error(f"{env_id} has no vectors of continuous actions: ppo.py")
+    if len(obs.shape or ()) != 1:
+        raise gym.error.Error(f"{env_id} has no vectors as observations: ppo_atari.py for Atari games")
+    return envs
 
 
 def layer_init(layer, std=2**0.5):
@@ -195,24 +129,25 @@ def layer_init(layer, std=2**0.5):
 
 
 class Layers(nn.Sequential):
-    def forward(self, x):  # without nn.Module.__call__ and its hooks, which take as long as such a layer
+    def forward(self, x):  # without hooks, which take as long as such a layer
         for layer in self:
             x = layer.forward(x)
         return x
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and standard deviation of all rows seen so far (Chan et al. 1979); part of the model, saved with it."""
+    """Mean and deviation of all rows so far (Chan et al. 1979), saved with the model."""
 
     def __init__(self, *shape):
         super().__init__()
-        self.register_buffer("count", torch.tensor(1e-4))
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("std", torch.ones(shape))
+        self.count = nn.Buffer(torch.tensor(1e-4))
+        self.mean = nn.Buffer(torch.zeros(shape))
+        self.std = nn.Buffer(torch.ones(shape))
 
     def update(self, x):
         delta, total = x.mean(0) - self.mean, self.count + len(x)
-        squares = self.count * self.std**2 + len(x) * x.var(0, correction=0) + delta**2 * self.count * len(x) / total
+        squares = self.count * self.std**2 + len(x) * x.var(0, correction=0)
+        squares = squares + delta**2 * self.count * len(x) / total
         self.std.copy_((squares / total).clamp(min=1e-8).sqrt())
         self.mean.add_(delta * len(x) / total)
         self.count.copy_(total)
@@ -223,15 +158,15 @@ class Agent(nn.Module):
         super().__init__()
 
         def mlp(outputs, std):
-            return Layers(layer_init(nn.Linear(128, 64)), nn.Tanh(), layer_init(nn.Linear(64, outputs), std))
+            hidden = [layer_init(nn.Linear(128, 64)), nn.Tanh()]
+            return Layers(*hidden, layer_init(nn.Linear(64, outputs), std))
 
         inputs = int(np.prod(envs.single_observation_space.shape))
-        outputs = int(np.prod(envs.single_action_space.shape))
         self.network = Layers(layer_init(nn.Linear(inputs, 64)), nn.Tanh())
         self.input_gates = layer_init(nn.Linear(64, 4 * 128), std=1.0)
         self.hidden_gates = layer_init(nn.Linear(128, 4 * 128), std=1.0)
-        self.actor_mean = mlp(outputs, std=0.01)
-        self.actor_logstd = nn.Parameter(torch.zeros(outputs))
+        self.actor_mean = mlp(envs.single_action_space.shape[0], std=0.01)
+        self.actor_logstd = nn.Parameter(torch.zeros(envs.single_action_space.shape))
         self.critic = mlp(1, std=1.0)
         self.obs_rms, self.return_rms = RunningMeanStd(inputs), RunningMeanStd()
 
@@ -239,10 +174,10 @@ class Agent(nn.Module):
         return ((obs - self.obs_rms.mean) / self.obs_rms.std).clamp(-10, 10)
 
     def forward(self, obs, state, starts):
-        """Outputs for (steps, envs) observations from the state (2, envs, 128) on, and the state after the last one."""
+        """Outputs for (steps, envs) observations from state (2, envs, 128) on, and the last state."""
         inputs = self.input_gates(self.network(self.normalize(obs)))
         (hidden, cell), outputs = state, []
-        for x, keep in zip(inputs, 1 - starts.unsqueeze(-1)):  # only what needs the step before is in the loop
+        for x, keep in zip(inputs, 1 - starts.unsqueeze(-1)):  # only what needs the step before
             gates = x + self.hidden_gates(keep * hidden)
             forget, write, read = gates[:, : 3 * 128].sigmoid().chunk(3, dim=1)
             cell = forget * keep * cell + write * gates[:, 3 * 128 :].tanh()
@@ -254,6 +189,7 @@ class Agent(nn.Module):
         hidden, _ = self(obs[None], state, starts[None])
         return self.critic(hidden[0]).squeeze(-1)
 
+    @torch.no_grad()
     def get_action(self, obs, state, starts, deterministic=False):
         hidden, state = self(obs[None], state, starts[None])
         mean = self.actor_mean(hidden[0])
@@ -261,64 +197,12 @@ class Agent(nn.Module):
         return action, state
 
     def evaluate(self, obs, action, state, starts):
-        hidden, _ = self(obs, state, starts)
-        mean = self.actor_mean(hidden)
+        x, _ = self(obs, state, starts)
+        mean = self.actor_mean(x)
         z = (action - mean) / self.actor_logstd.exp()
-        logprob = -0.5 * (z**2).sum(-1) - (self.actor_logstd + 0.5 * math.log(2 * math.pi)).sum()
-        entropy = (self.actor_logstd + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(starts.shape)
-        return logprob, entropy, self.critic(hidden).squeeze(-1)
-
-
-def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
-    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
-
-    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
-    """
-    advantages, advantage = np.zeros_like(rewards), 0.0
-    for t in reversed(range(len(rewards))):
-        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
-        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
-        next_value = values[t]
-    return advantages
-
-
-def flatten(module):
-    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
-    params = list(module.parameters())
-    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
-    vector.grad = torch.zeros_like(vector)
-    sizes = [param.numel() for param in params]
-    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
-        param.data, param.grad = data.view_as(param), grad.view_as(param)
-    return vector
-
-
-def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
-
-    def call():
-        nonlocal calls
-        calls += 1
-        if calls <= warmup:
-            return function()
-        if calls == warmup + 1:
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
-        graph.replay()
-
-    return call
-
-
-def evaluate(policy, envs, seed):
-    """The undiscounted return of one episode in each environment."""
-    obs, _ = envs.reset(seed=seed)
-    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
-    while running.any():
-        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
-        returns += running * reward
-        running &= ~(terminated | truncated)
-    return returns
+        logprob = -0.5 * (z**2).sum(-1) - (self.actor_logstd + 0.5 * np.log(2 * np.pi)).sum()
+        entropy = (self.actor_logstd + 0.5 * np.log(2 * np.pi * np.e)).sum().expand(starts.shape)
+        return logprob, entropy, self.critic(x).squeeze(-1)
 
 
 def policy_with_memory(agent, envs, device, deterministic=False):
@@ -336,40 +220,364 @@ def policy_with_memory(agent, envs, device, deterministic=False):
 
 
 def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved agent of a run, as a function from the observations of `envs` to a batch of actions."""
+    """The saved agent of a run, as a function from observations to actions."""
     agent = Agent(envs).to(device)
     agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
     return policy_with_memory(agent, envs, device, deterministic)
 
 
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays; what follows
+    the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero."""
+    advantages, advantage = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
+        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
+        next_value = values[t]
+    return advantages
+
+
+def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, args):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    logratio = newlogprob - logprob
+    ratio = logratio.exp()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()  # eq. 7
+    v_error = (newvalue - target) ** 2
+    if args.clip_vloss:
+        clipped_value = value + (newvalue - value).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - target) ** 2)
+    v_loss = 0.5 * v_error.mean()
+    entropy_loss = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+    with torch.no_grad():
+        old_approx_kl = -logratio.mean()
+        approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
+        clipfrac = (ratio != clipped_ratio).float().mean()
+    logged = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy_loss}
+    return loss, logged | {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                self.dir.rmdir()
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
+
+    def call(*args):
+        nonlocal calls, inputs, outputs
+        calls += 1
+        if calls <= warmup:
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                outputs = function(*inputs)
+        graph.replay()
+        return outputs
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
-        fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     if args.num_envs % args.num_minibatches or minibatch_envs * args.num_steps < 2:
-        fail(f"--num-minibatches must divide --num-envs {args.num_envs} into whole environments of two steps or more")
+        fail(f"--num-minibatches must divide --num-envs {args.num_envs} into parts of two steps or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
     if args.capture_video and sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
-    try:
-        envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    if not isinstance(envs.single_action_space, gym.spaces.Box) or len(envs.single_action_space.shape) != 1:
-        fail(f"{args.env_id} needs a vector of continuous actions; ppo.py handles discrete ones")
-    if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} needs vector observations; ppo_atari.py handles the images of Atari games")
-    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
-        fail(f"{args.env_id} cannot render images: leave --capture-video out")
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen; before MuJoCo is imported
+    try_envs(args, args.env_id, 1)
+    run = Run(args, num_iterations * batch_size)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -380,189 +588,112 @@ if __name__ == "__main__":
     else:
         torch.set_num_threads(1)  # a thread pool slows networks of this size down
 
-    # Environments
-    envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
-
-    # Agent and optimizer
+    # Environments, agent and optimizer
+    envs = make_envs(args.env_id, args.num_envs, run.dir / "videos" if args.capture_video else None)
     agent = Agent(envs).to(device)
     weights = flatten(agent)
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam([weights], lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
 
-    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
-    obs_shape = (args.num_steps, args.num_envs, *envs.single_observation_space.shape)
-    obs = torch.zeros(obs_shape, dtype=torch.float32, pin_memory=device.type == "cuda").numpy()
-    actions = np.zeros((args.num_steps, args.num_envs, *envs.single_action_space.shape), dtype=np.float32)
-    rewards, dones, final_values, discounted_returns = np.zeros((4, args.num_steps, args.num_envs), dtype=np.float32)
-    starts = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
-    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
-    act_state, initial_state = torch.zeros((2, 2, args.num_envs, 128), device=device)  # of now, of the rollout's start
-    act_starts = torch.tensor(starts[0], device=device)
-    b_obs, b_actions, b_starts = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions, starts))
-    b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
-    b_inds = torch.arange(batch_size, device=device).view(args.num_steps, args.num_envs)  # a column, an environment
-    mb_inds = b_inds[:, :minibatch_envs].clone()
-    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
-    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
-    episode_returns, episode_lengths, discounted_return = np.zeros((3, args.num_envs))
-    recent_returns = deque(maxlen=20)
+    # Storage: environments fill NumPy arrays, networks read tensors, which a graph needs in place
+    steps_envs, obs_shape = (args.num_steps, args.num_envs), envs.single_observation_space.shape
+    obs = torch.zeros(*steps_envs, *obs_shape, pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((*steps_envs, *envs.single_action_space.shape), dtype=np.float32)
+    rewards, dones, final_values, starts = np.zeros((4, *steps_envs), dtype=np.float32)
+    discounted = np.zeros(steps_envs)  # returns so far; the last row goes on in the next rollout
+    b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
+    b_logprobs, b_values, b_advantages, b_returns, b_starts = torch.zeros((5, batch_size), device=device)
+    b_inds = torch.arange(batch_size, device=device).view(steps_envs)  # a column is an environment
+    act_state, initial_state = torch.zeros((2, 2, args.num_envs, 128), device=device)  # now, at first
+    losses = Means()
 
-    @torch.no_grad()
-    def act():
-        action, state = agent.get_action(act_obs, act_state, act_starts)
-        act_action.copy_(action)
+    def act(obs, starts):
+        action, state = agent.get_action(obs.to(device), act_state, starts.to(device))
         act_state.copy_(state)
+        return action
 
     @torch.no_grad()
-    def value(x, state, starts):
-        starts = torch.as_tensor(starts, dtype=torch.float32, device=device)
-        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device), state, starts).cpu().numpy()
+    def value(obs, state, starts):
+        obs, starts = (torch.as_tensor(x, dtype=b_obs.dtype, device=device) for x in (obs, starts))
+        return agent.get_value(obs, state, starts).cpu().numpy()
 
-    def update():
-        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
-        mb_memory = initial_state[:, mb_inds[0]], b_starts[mb_inds]
-        newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds], *mb_memory)
-        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_advantages[mb_inds]
-        if args.norm_adv:
-            mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
-
-        logratio = newlogprob - b_logprobs[mb_inds]
-        ratio = logratio.exp()
-        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
-        v_error = (newvalue - mb_returns) ** 2
-        if args.clip_vloss:
-            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
-            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
-        v_loss = 0.5 * v_error.mean()
-        entropy_loss = entropy.mean()
-        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
-
+    def update(inds):
+        memory = initial_state[:, inds[0]], b_starts[inds]
+        new = agent.evaluate(b_obs[inds], b_actions[inds], *memory)
+        rows = [x[inds] for x in (b_logprobs, b_values, b_advantages, b_returns)]
+        loss, logged = ppo_loss(*new, *rows, args)
         weights.grad.zero_()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
-        with torch.no_grad():
-            old_approx_kl = -logratio.mean()
-            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
-            clipfrac = (ratio != clipped_ratio).float().mean()
-            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
+        losses.add(logged)
+        return logged
 
     if device.type == "cuda" and args.cuda_graphs:
         act, update = cuda_graph(act), cuda_graph(update)
 
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["act_state"] = act_state
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        agent.load_state_dict(checkpoint["agent"])
-        act_state.copy_(checkpoint["act_state"])  # for completeness: new episodes start afresh
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
-
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
+    global_step = run.restore({"agent": agent, "optimizer": optimizer})
+    act_state.copy_(run.saved.get("act_state", act_state))
     next_obs, infos = envs.reset(seed=args.seed + global_step)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+            lr.fill_((1 - iteration / num_iterations) * args.learning_rate)
 
         # Act
         final_values[:] = 0
         initial_state.copy_(act_state)
         for step in range(args.num_steps):
             obs[step], starts[step] = next_obs, envs.starts
-            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
-            act_starts.copy_(torch.from_numpy(starts[step]))
-            act()
-            actions[step] = act_action.cpu().numpy()
+            actions[step] = act(*map(torch.from_numpy, (obs[step], starts[step]))).cpu().numpy()
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
+            discounted[step] = args.gamma * discounted[step - 1] * (1 - dones[step - 1]) + reward
             rewards[step], dones[step] = reward, terminated | truncated
-            discounted_returns[step] = discounted_return = args.gamma * discounted_return + reward
-            episode_returns += reward
-            episode_lengths += 1
+            run.log_episodes(global_step, reward, terminated | truncated)
             cut = truncated & ~terminated
             if cut.any():
-                going_on = np.zeros(cut.sum())
-                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]), act_state[:, cut], going_on)
-            for i in np.flatnonzero(dones[step]):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                episode_returns[i] = episode_lengths[i] = discounted_return[i] = 0
+                final_memory = act_state[:, cut], np.zeros(cut.sum())
+                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]), *final_memory)
             global_step += args.num_envs
 
-        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        # Targets: the weights have not changed since, so one batch serves all steps
         b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         b_starts.copy_(torch.from_numpy(starts).flatten())
         with torch.no_grad():
             memory = initial_state, b_starts[b_inds]
             b_logprobs[b_inds], _, b_values[b_inds] = agent.evaluate(b_obs[b_inds], b_actions[b_inds], *memory)
-        agent.return_rms.update(torch.from_numpy(discounted_returns).flatten().to(device))
+        agent.return_rms.update(torch.from_numpy(discounted).flatten().float().to(device))
         scaled_rewards = (rewards / agent.return_rms.std.item()).clip(-10, 10)
         values = b_values.cpu().numpy().reshape(rewards.shape)
-        next_value = value(next_obs, act_state, envs.starts)
-        advantages = gae(scaled_rewards, values, next_value, dones, final_values, args.gamma, args.gae_lambda)
+        following = value(next_obs, act_state, envs.starts), dones, final_values
+        advantages = gae(scaled_rewards, values, *following, args.gamma, args.gae_lambda)
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(b_advantages + b_values)
 
         # Learn
-        losses.zero_()
         for epoch in range(args.update_epochs):
-            for inds in torch.randperm(args.num_envs, device=device).split(minibatch_envs):
-                mb_inds.copy_(b_inds[:, inds])
-                update()
+            for columns in torch.randperm(args.num_envs, device=device).split(minibatch_envs):
+                inds = b_inds[:, columns]
+                v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac = update(inds).values()
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
-        agent.obs_rms.update(b_obs)
+        agent.obs_rms.update(b_obs)  # after the epochs: its first ratios are one
 
         # Log
-        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
-        if not np.isfinite([*means, weights.sum().item()]).all():
-            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-        for name, mean in zip(loss_names, means):
-            writer.add_scalar(f"losses/{name}", mean, global_step)
-        writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        metrics = {"losses/explained_variance": 1 - advantages.var() / (advantages + values).var()}
+        metrics["charts/learning_rate"] = lr.item()
+        run.log(global_step, losses.take(), metrics)
 
         # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+        run.checkpoint(global_step, last=iteration == num_iterations - 1, act_state=act_state)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
-        eval_envs = make_envs(args.env_id, 10, args.seed)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        save_file(agent.state_dict(), run.dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10)
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)

@@ -199,7 +199,7 @@ def test_lives_start_afresh_in_whole_games_too(name):
 
 
 def test_episodes_start_afresh_in_vector_environments():
-    envs = load("ppo_continuous_action_lstm").make_envs("probe_envs:OwnBounds-v0", 3, 1)
+    envs = load("ppo_continuous_action_lstm").make_envs("probe_envs:OwnBounds-v0", 3)
     assert isinstance(envs, gym.vector.SyncVectorEnv)
     envs.reset(seed=1)
     assert envs.starts.all()
@@ -242,7 +242,7 @@ for before, (action, reward, terminated, truncated, final, version), after in zi
 result |= {"rows": rows, "args": vars(args), "final_values": final_values, "starts": starts, "dones": dones}
 result |= {"values": b_values.numpy(), "logprobs": b_logprobs.numpy(), "advantages": advantages}
 result["scale"] = agent.return_rms.std.item() if hasattr(agent, "return_rms") else None
-kept = torch.load(run_dir / "checkpoint.pt")["act_state"]
+kept = torch.load(run.dir / "checkpoint.pt")["act_state"]
 result["kept"] = bool((kept == act_state).all())
 result["states"] = [kept.numpy()[:, i : i + 1] for i in range(args.num_envs)], [state.numpy() for state in states]
 """
