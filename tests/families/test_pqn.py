@@ -137,27 +137,35 @@ def test_exploration_of_a_run(name, tmp_path):
     assert greedy[500:].all(), "the schedule counts environment steps: it ends after half of them"
 
 
+@each(lambda name: defines(name, "def pqn_loss("))
+def test_loss_of_an_update(name):
+    """The squared distance of the taken actions' values to their targets; time is a dimension of those with memory."""
+    torch.manual_seed(0)
+    for shape in [(50,), (10, 5)] if defines(name, "hidden_gates") else [(50,)]:
+        q_values, actions, targets = torch.randn(*shape, 3), torch.randint(3, shape), torch.randn(shape)
+        td_loss, logged = load(name).pqn_loss(q_values, actions, targets)
+        pairs = zip(q_values.reshape(-1, 3).tolist(), actions.flatten().tolist(), strict=True)
+        taken = np.array([row[action] for row, action in pairs])
+        expected = [np.mean((taken - targets.flatten().numpy()) ** 2), taken.mean()]
+        got = [td_loss, logged["td_loss"], logged["q_values"]]
+        np.testing.assert_allclose(got, [expected[0], *expected], rtol=1e-4)
+
+
 UPDATE_ONCE_MORE = """
-mb_inds.copy_(torch.randperm(batch_size)[:minibatch_size])
-with torch.no_grad():
-    result["q"] = q_network(b_obs[mb_inds]).numpy()
-result |= {"actions": b_actions[mb_inds].numpy(), "targets": b_returns[mb_inds].numpy()}
 before = weights.detach().clone()
-losses.zero_()
-update()
-result |= {"td_loss": td_loss.item(), "losses": losses.numpy(), "grad_norm": weights.grad.norm().item()}
-result["moved"] = (weights - before).abs().max().item()
+logged = update(torch.randperm(batch_size)[:minibatch_size])
+result |= {"logged": {key: x.item() for key, x in logged.items()}, "grad_norm": weights.grad.norm().item()}
+result |= {"moved": (weights - before).abs().max().item(), "losses": losses.take()}
 """
 
 
 @on_vectors
-def test_loss(name, tmp_path):
+def test_clipped_gradient_of_a_run(name, tmp_path):
     require_for(name)
     argv = ["--num-envs", 2, "--num-steps", 32, "--total-timesteps", 256, "--max-grad-norm", 0.01]
     got = inspect_run(script(name), *argv, cwd=tmp_path, after=UPDATE_ONCE_MORE)
-    taken = [row[action] for row, action in zip(got["q"].astype(float), got["actions"], strict=True)]
-    td_loss = np.mean([(q - target) ** 2 for q, target in zip(taken, got["targets"], strict=True)])
-    np.testing.assert_allclose([got["td_loss"], *got["losses"]], [td_loss, td_loss, np.mean(taken)], rtol=1e-4)
+    expected = {f"losses/{key}": pytest.approx(value) for key, value in got["logged"].items()}
+    assert got["losses"] == expected
     assert got["grad_norm"] <= 0.01 * 1.001 and got["moved"] > 0
 
 
