@@ -15,7 +15,7 @@ def test_ctrl_c_then_look_around(tmp_path):
     argv = ["-i", str(script("ppo")), "--total-timesteps", "2000000"]
     child = pexpect.spawn(sys.executable, argv, cwd=str(tmp_path), env=env, encoding="utf-8", timeout=60)
     try:
-        child.expect(r"step (?:[2-9]\d{3}|\d{5,})/2000000")  # some iterations of 512 steps
+        child.expect(r"step (?:[2-9]\d{3}|\d{5,})/\d+")  # some iterations of 512 steps
         child.sendintr()
         child.expect("KeyboardInterrupt")
         child.expect(">>> ")

@@ -72,13 +72,19 @@ def test_kill_at_random_moments(name, tmp_path):
 SIGTERM = each_text("ReplayBuffer", "FrameReplay", "BatchReplay", "find_teacher", "gae")
 
 
-@each(lambda name: name not in [*SIGTERM.args[1], "ppo_atari_multigpu", "ppg_procgen"])  # with tests of their own
-def test_the_text_that_handles_sigterm(name):
-    """One text in all files: a flag that the loop looks at after each checkpoint that is due, and exit code 75."""
-    text = script(name).read_text()
-    assert text.count("signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))") == 1
-    stop = r"(?m)^ {8}if stop_signals or .*\n {12}save_checkpoint\(.*\n {8}if stop_signals:\n {12}print\(.*\n"
-    assert len(re.findall(stop + r" {12}sys\.exit\(75\)  # schedulers start such a job again", text)) == 1
+@each(lambda name: name not in ("ppo_atari_multigpu", "ppg_procgen"))  # with tests of their own
+def test_the_loop_looks_for_signals(name):
+    """What handles them is in the block; the loop of each file comes to it."""
+    assert re.search(r"(?m)^ {8,12}run\.checkpoint\(", script(name).read_text())
+
+
+@posix
+@each_text("Run")
+def test_ctrl_c_writes_a_checkpoint(name, tmp_path):
+    code, output = interrupt(name, smoke(name, total_timesteps=1000 * smoke_total(name)), tmp_path, signal.SIGINT, 0.3)
+    assert code == 130 and "Traceback" not in output
+    step, folder = re.search(r"Stopped at step (\d+)\. To continue: .* --resume (\S+)", output).groups()
+    run(script(name), "--resume", folder, "--total-timesteps", int(step) + smoke_total(name), cwd=tmp_path)
 
 
 @posix

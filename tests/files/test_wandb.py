@@ -4,7 +4,7 @@ from helpers.files import METRICS, each_text, family, require, require_for, scri
 from helpers.processes import run, run_dir
 
 
-@each_text("open_run", "SummaryWriter")
+@each_text("Run")
 def test_offline_run(name, tmp_path):
     require("wandb")
     require_for(name)

@@ -13,39 +13,57 @@ def advantages_of_episode(rewards, values, last_value, gamma, gae_lambda):
 
 
 UPDATE_ONCE_MORE = """
+totals = []
+
+
+def listen(function):  # a loss returns itself and what is logged of it
+    def call(*arguments, **options):
+        out = function(*arguments, **options)
+        totals.append(out[0])
+        return out
+
+    call.listens = True
+    return call
+
+
+for key in [key for key in globals() if key.endswith("_loss")]:
+    if callable(globals()[key]) and not hasattr(globals()[key], "listens"):
+        globals()[key] = listen(globals()[key])
 if "b_inds" in globals():  # with memory: whole environments
-    mb_inds.copy_(b_inds[:, torch.randperm(args.num_envs)[:minibatch_envs]])
-    mb_memory = initial_state[:, mb_inds[0]], b_starts[mb_inds]
+    inds = b_inds[:, torch.randperm(args.num_envs)[:minibatch_envs]]
+    mb_memory = initial_state[:, inds[0]], b_starts[inds]
 else:
-    mb_inds.copy_(torch.randperm(batch_size)[:minibatch_size])
-    mb_memory = (windows(mb_inds), b_elapsed[mb_inds]) if "windows" in globals() else ()
+    inds = torch.randperm(batch_size)[:minibatch_size]
+    mb_memory = (windows(inds), b_elapsed[inds]) if "windows" in globals() else ()
 with torch.no_grad():
-    logprob, entropy, value, *int_value = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds], *mb_memory)
+    logprob, entropy, value, *int_value = agent.evaluate(b_obs[inds], b_actions[inds], *mb_memory)
 names = ["logprobs", "values", "advantages", "returns"]
-result |= {name: globals()["b_" + name][mb_inds].flatten().numpy().astype("float64") for name in names}
+result |= {name: globals()["b_" + name][inds].flatten().numpy().astype("float64") for name in names}
 outputs = {"newlogprob": logprob, "entropy": entropy, "newvalue": value}
 result |= {name: output.flatten().numpy() for name, output in outputs.items()} | {"args": vars(args)}
 if "b_standardized" in globals():  # standardised with those of other processes, before the update
-    b_standardized[mb_inds] = standardize(b_advantages[mb_inds][None])[0] if args.norm_adv else b_advantages[mb_inds]
-args.clip_coef = (logprob - b_logprobs[mb_inds]).expm1().abs().median().item()  # clips about half of them
+    b_standardized[inds] = standardize(b_advantages[inds][None])[0] if args.norm_adv else b_advantages[inds]
+args.clip_coef = (logprob - b_logprobs[inds]).expm1().abs().median().item()  # clips about half of them
 before = weights.detach().clone()
-update()
-result |= {"losses": [globals()[name].item() for name in ("pg_loss", "v_loss", "entropy_loss", "loss", "approx_kl")]}
+totals.clear()
+logged = update(inds)
+names = ("policy_loss", "value_loss", "entropy", "approx_kl")
+pg, v, entropy_of_all, kl = (logged[name].item() for name in names)
+result |= {"losses": [pg, v, entropy_of_all, totals[-1].item(), kl]}
 result |= {"grad_norm": weights.grad.norm().item(), "moved": (weights - before).abs().max().item()}
 """
 
 
 FIRST_RATIO = """
-result |= {key: globals()[key].detach().numpy().copy() for key in ("ratio", "pg_loss", "approx_kl", "v_loss")}
+names = ("pg_loss", "approx_kl", "old_approx_kl", "v_loss")
+result |= {key: globals()[key].item() for key in names}
 result |= {"b": [x.numpy().copy() for x in (b_advantages, b_returns, b_values)], "iteration": iteration, "cases": []}
 for _ in range(3):
-    update()
+    update(inds)
 if "b_inds" in globals():  # from now on, half of the rows
     minibatch_envs //= 2
-    mb_inds = mb_inds[:, :minibatch_envs].clone()
 else:
     minibatch_size //= 2
-    mb_inds = mb_inds[:minibatch_size].clone()
 whole = result
 for args.norm_adv, args.clip_vloss in ((True, True), (False, False)):
     result = {}
@@ -149,7 +167,7 @@ def follow_reset(self, **options):
 
 def follow_step(self, actions):
     names = sys._getframe()
-    while "open_run" not in names.f_globals or "iteration" not in names.f_globals:
+    while "Run" not in names.f_globals or "iteration" not in names.f_globals:
         names = names.f_back
     names = names.f_globals
     actions, out = np.array(actions), step(self, actions)
