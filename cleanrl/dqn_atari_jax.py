@@ -8,21 +8,20 @@
 """Deep Q-learning (DQN, Mnih et al. 2015, doi:10.1038/nature14236): Atari games.
 
 Differs from dqn_jax.py as dqn_atari.py does from dqn.py:
-1. ale_py's vector environment (C++ threads): up to 30 no-ops and FIRE on reset, frame skip 4 with the maximum of the
-   last two frames, 84x84 grey, 4 frames stacked; a lost life ends the episode for the agent, but the game goes on, and
-   it is the agent that presses FIRE then;
-2. rewards are clipped to their sign for learning; logged returns are of whole games, unclipped;
-3. the convolutional network of the paper;
-4. the replay buffer stores each frame once, on the device, and puts observations together when it samples;
-   with a checkpoint it writes what is new since the last one;
-5. videos are separate episodes of the current policy.
+1. ale_py's vector environment: up to 30 no-ops and FIRE on reset, frame skip 4 with the maximum
+   of the last two, 84x84 grey, 4 frames stacked;
+2. a lost life ends the episode, but not the game, in which the agent then has to FIRE;
+3. rewards are clipped to their sign for learning; logged returns are of whole games, unclipped;
+4. the convolutional network of the paper;
+5. the replay buffer stores each frame once, on the device; checkpoints write what is new;
+6. videos are games of their own.
 
 Differs from the paper:
 1. Adam in place of RMSProp, and no clipping of the TD error;
 2. an episode cut off by a time limit is bootstrapped from its final observation;
 3. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it;
-4. a copy every 1,000 steps, exploration down to 0.01, and learning after 80,000 steps, where the paper has 10,000
-   updates, 0.1 and 50,000.
+4. a copy every 1,000 steps, exploration down to 0.01, and learning after 80,000 steps, where
+   the paper has 10,000 updates, 0.1 and 50,000.
 
 Run: python dqn_atari_jax.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """
@@ -204,7 +203,7 @@ class FrameReplay:
         return self.frames.slots, self.rows.slots, self.window
 
     def sample(self, key, stored, batch_size):
-        """Rows, and the frames (batch_size, stack_num + 1, height, width) of their two observations."""
+        """Rows, and the frames (batch_size, stack_num + 1, height, width) of both observations."""
         frames, rows, (first, count) = stored
         numbers = first + jax.random.randint(key, (batch_size,), 0, count)
         rows = rows[numbers % self.size]
