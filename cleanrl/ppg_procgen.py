@@ -1,50 +1,50 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "envpool>=1.2; sys_platform == 'linux'", "gymnasium>=1.2", "numpy>=2", "pyqt5-qt5>=5.15; sys_platform == 'linux'",
-#     "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
+#     "envpool>=1.2; sys_platform == 'linux'", "pyqt5-qt5>=5.15; sys_platform == 'linux'", "gymnasium>=1.2",
+#     "numpy>=2", "safetensors>=0.5", "tensorboard>=2.19", "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
 """Phasic Policy Gradient (PPG, Cobbe et al. 2020, arXiv:2009.04416): Procgen games of EnvPool.
 
 Differs from ppo_procgen.py:
-1. the critic reads the network's features but leaves them as they are; a second value head, auxiliary, shapes them;
-2. after every --n-iteration rollouts comes an auxiliary phase: --e-auxiliary epochs over all of them, in minibatches of
-   --num-aux-rollouts rollouts of one environment, teach both value heads the returns and hold the policy where it was;
-3. one epoch over each rollout, with advantages standardised once over all of it;
+1. the critic leaves the network's features as they are; a second value head shapes them;
+2. after --n-iteration rollouts, the auxiliary phase: --e-auxiliary epochs over all of them teach
+   both value heads the returns and hold the policy where it was;
+3. one epoch over each rollout, with advantages standardised over all of it;
 4. weights begin with a fixed norm per output; Adam's epsilon is 1e-8;
-5. a run is a whole number of phases, a checkpoint is of the beginning of one, and an interrupted phase is repeated:
-   what it stores, 6.4 GB by default (on the GPU if it fits), is not part of a checkpoint.
+5. an interrupted phase is repeated: its 6.4 GB of images are not part of a checkpoint.
 
 Differs from the paper:
-1. policy and critic share one network, where the paper has two in its main experiments;
-2. value losses of the policy phase are clipped like ratios, gradients clipped to a global norm;
+1. policy and critic share one network; the paper has two in its main experiments;
+2. value losses of the policy phase are clipped like ratios, gradients to a global norm;
 3. an episode cut off by a time limit is bootstrapped from its final observation;
-4. one Adam serves both phases, so its momentum carries over; the authors' code has one for each.
+4. one Adam serves both phases, where the authors' code has one for each.
 
 Run: python ppg_procgen.py --env-id starpilot --total-timesteps 25000000
 """
 
-import copy
 import ctypes
 import difflib
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from copy import deepcopy
 from ctypes.util import find_library
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -54,7 +54,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-try:  # Procgen draws with Qt 5, which has to be there when EnvPool is imported: the system's, or that of PyQt5-Qt5
+try:  # Procgen needs Qt 5 when EnvPool is imported: the system's, or that of PyQt5-Qt5
     import PyQt5
 
     for library in ("Core", "Gui") if find_library("Qt5Gui") is None else ():
@@ -69,6 +69,33 @@ except ImportError:  # make_envs says what to do
 
 @dataclass
 class Args:
+    env_id: str = "starpilot"  # environment
+    distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
+    num_levels: int = 0  # levels to train on (0: all)
+    start_level: int = 0  # first of the --num-levels levels
+    total_timesteps: int = 25_000_000  # environment steps in total
+    learning_rate: float = 5e-4  # step size of the optimizer
+    num_envs: int = 64  # parallel environments
+    num_steps: int = 256  # rollout length per environment
+    anneal_lr: bool = False  # decay the learning rate linearly to zero
+    gamma: float = 0.999  # discount
+    gae_lambda: float = 0.95  # trace parameter of the advantage estimate
+    num_minibatches: int = 8  # minibatches per epoch
+    adv_norm_fullbatch: bool = True  # standardise advantages over the whole rollout
+    clip_coef: float = 0.2  # clip range of ratios and values
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # ceiling of the global gradient norm
+    target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
+    n_iteration: int = 32  # rollouts in a phase
+    e_policy: int = 1  # passes over each rollout in the policy phase
+    v_value: int = 1  # passes for the critic, which learns with the policy: only 1
+    e_auxiliary: int = 6  # passes over all rollouts of a phase
+    beta_clone: float = 1.0  # weight of the divergence from the old policy
+    num_aux_rollouts: int = 4  # rollouts of an environment in an auxiliary minibatch
+    n_aux_grad_accum: int = 1  # minibatches per gradient step of the auxiliary phase
+
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
     seed: int = 1  # random seed
     torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
@@ -84,112 +111,17 @@ class Args:
     resume: str = ""  # continue the run in this folder
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
-    env_id: str = "starpilot"  # environment
-    distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
-    num_levels: int = 0  # levels to train on (0: all)
-    start_level: int = 0  # first of the --num-levels levels
-    total_timesteps: int = 25_000_000  # environment steps in total
-    learning_rate: float = 5e-4  # step size of the optimizer
-    num_envs: int = 64  # parallel environments
-    num_steps: int = 256  # rollout length per environment
-    anneal_lr: bool = False  # decay the learning rate linearly to zero
-    gamma: float = 0.999  # discount
-    gae_lambda: float = 0.95  # trace parameter of the advantage estimate
-    num_minibatches: int = 8  # minibatches per epoch
-    adv_norm_fullbatch: bool = True  # standardise advantages over the whole rollout (otherwise not at all)
-    clip_coef: float = 0.2  # clip range of ratios and values
-    clip_vloss: bool = True  # clip the value loss
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # ceiling of the global gradient norm
-    target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
-    n_iteration: int = 32  # rollouts in a phase
-    e_policy: int = 1  # passes over each rollout in the policy phase
-    v_value: int = 1  # passes for the critic, which learns along with the policy: only 1 is possible
-    e_auxiliary: int = 6  # passes over all rollouts of a phase in the auxiliary phase
-    beta_clone: float = 1.0  # weight of the divergence from the old policy in the auxiliary phase
-    num_aux_rollouts: int = 4  # rollouts of one environment each in a minibatch of the auxiliary phase
-    n_aux_grad_accum: int = 1  # minibatches per gradient step of the auxiliary phase
-
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
-
 
 class SameStepProcgen:
-    """EnvPool, but a finished game restarts within its last step, where EnvPool would spend the next step on that."""
+    """EnvPool, but a game restarts within the last step of the one before, not in a step of its own."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # by film_level
 
     def __init__(self, env_id, num_envs, **options):
         self.make = partial(envpool.make, env_id, env_type="gymnasium", num_envs=num_envs, **options)
         spec = envpool.make_spec(env_id, num_envs=num_envs, **options)
-        self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
+        self.single_observation_space = spec.observation_space
+        self.single_action_space = spec.action_space
         self.num_envs = num_envs
 
     def reset(self, seed):
@@ -211,34 +143,30 @@ class SameStepProcgen:
 
 def make_envs(env_id, num_envs, distribution_mode="easy", **options):
     if envpool is None:
-        raise ImportError("EnvPool is missing: pip install envpool PyQt5-Qt5 (Linux only, ppo_atari.py runs elsewhere)")
-    games = [name.removesuffix("Easy-v0").lower() for name in envpool.list_all_envs() if name.endswith("Easy-v0")]
+        needed = "pip install envpool PyQt5-Qt5"
+        raise ImportError(f"EnvPool is missing: {needed} (Linux; elsewhere: ppo_atari.py)")
+    names = re.findall(r"(\w+)Easy-v0", "\n".join(envpool.list_all_envs()))
+    games = [name.lower() for name in names]
     if env_id not in games:
         near = ", ".join(difflib.get_close_matches(env_id, games) or games)
-        others = "ppo.py, ppo_continuous_action.py or ppo_atari_envpool.py"
-        raise gym.error.Error(f"Procgen has no {env_id}; its names are like {near} (other environments: {others})")
+        others = "others: ppo.py, ppo_continuous_action.py or ppo_atari_envpool.py"
+        raise gym.error.Error(f"Procgen has no {env_id}; its names are like {near} ({others})")
+    name = f"{env_id.capitalize()}{distribution_mode.capitalize()}-v0"
     try:
-        return SameStepProcgen(f"{env_id.capitalize()}{distribution_mode.capitalize()}-v0", num_envs, **options)
+        return SameStepProcgen(name, num_envs, **options)
     except ImportError as error:
-        raise ImportError("Procgen needs Qt 5 and OpenGL: pip install PyQt5-Qt5; apt-get install libgl1") from error
+        needed = "pip install PyQt5-Qt5; apt-get install libgl1"
+        raise ImportError(f"Procgen needs Qt 5 and OpenGL: {needed}") from error
 
 
-def film_level(policy, env_id, levels, seed, path):
-    """An episode of the policy, with the images that it sees, enlarged."""
-    from moviepy import ImageSequenceClip
-
-    envs = make_envs(env_id, 1, **levels, render_mode="rgb_array", render_width=256, render_height=256)
-    frames = []
-
-    def film(obs):
-        frames.append(envs.pool.render()[0])
-        del frames[4500:]  # five minutes are enough
-        return policy(obs)
-
-    evaluate(film, envs, seed)
-    envs.close()
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+def read_levels(args):
+    """Options of the environments for training; an evaluation plays all levels."""
+    if not 0 <= args.start_level <= args.start_level + args.num_levels <= 2**31:
+        fail("--num-levels and --start-level count levels from 0 to 2147483647")
+    if args.start_level and not args.num_levels:
+        fail("--start-level needs --num-levels: without it, all levels are played")
+    levels = {"num_levels": args.num_levels, "start_level": args.start_level}
+    return levels | {"distribution_mode": args.distribution_mode}
 
 
 def norm_init(layer, norm):
@@ -251,7 +179,7 @@ def norm_init(layer, norm):
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and standard deviation of all rows seen so far (Chan et al. 1979); part of the model, saved with it."""
+    """Mean and deviation of all rows seen so far (Chan et al. 1979); part of the model, saved with it."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -271,7 +199,8 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels):
         super().__init__()
         norm = (3 * 2) ** -0.25  # of 3 stages with 2 blocks each
-        convolutions = [norm_init(nn.Conv2d(channels, channels, 3, padding=1), norm) for _ in range(2)]
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        convolutions = [norm_init(layer, norm) for layer in convolutions]
         self.layers = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(), convolutions[1])
 
     def forward(self, x):
@@ -283,10 +212,12 @@ class Agent(nn.Module):
         super().__init__()
         layers, channels = [], 3
         for width in (16, 32, 32):
-            layers += [norm_init(nn.Conv2d(channels, width, 3, padding=1), 1.0), nn.MaxPool2d(3, stride=2, padding=1)]
+            convolution = norm_init(nn.Conv2d(channels, width, 3, padding=1), 1.0)
+            layers += [convolution, nn.MaxPool2d(3, 2, padding=1)]
             layers += [ResidualBlock(width), ResidualBlock(width)]
             channels = width
-        layers += [nn.Flatten(), nn.ReLU(), norm_init(nn.Linear(32 * 8 * 8, 256), 1.4), nn.ReLU()]
+        hidden = norm_init(nn.Linear(32 * 8 * 8, 256), 1.4)
+        layers += [nn.Flatten(), nn.ReLU(), hidden, nn.ReLU()]
         self.network = nn.Sequential(*layers)
         self.actor = norm_init(nn.Linear(256, envs.single_action_space.n), 0.1)
         self.critic = norm_init(nn.Linear(256, 1), 0.1)
@@ -294,11 +225,13 @@ class Agent(nn.Module):
         self.return_rms = RunningMeanStd()
 
     def features(self, obs):
-        return self.network(obs.contiguous(memory_format=torch.channels_last) / 255)  # a layout of twice the speed
+        obs = obs.contiguous(memory_format=torch.channels_last)  # twice as fast
+        return self.network(obs / 255)
 
     def get_value(self, obs):
         return self.critic(self.features(obs)).squeeze(-1)
 
+    @torch.no_grad()
     def get_action(self, obs, deterministic=False):
         logits = self.actor(self.features(obs))
         if not deterministic:  # Gumbel-max draw from the softmax
@@ -309,20 +242,56 @@ class Agent(nn.Module):
         hidden = self.features(obs)
         logprobs = self.actor(hidden).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-        value = self.critic(hidden.detach()).squeeze(-1)
-        return -nn.functional.nll_loss(logprobs, action, reduction="none"), entropy, value
+        logprob = -nn.functional.nll_loss(logprobs, action, reduction="none")
+        return logprob, entropy, self.critic(hidden.detach()).squeeze(-1)
 
     def evaluate_aux(self, obs):
         hidden = self.features(obs)
-        value, aux_value = self.critic(hidden.detach()).squeeze(-1), self.aux_critic(hidden).squeeze(-1)
+        value = self.critic(hidden.detach()).squeeze(-1)
+        aux_value = self.aux_critic(hidden).squeeze(-1)
         return self.actor(hidden).log_softmax(-1), value, aux_value
 
 
-def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
-    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved agent of a run, as a function from observations to actions."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
 
-    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
-    """
+    def policy(obs):
+        obs = torch.tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(obs, deterministic).cpu().numpy()
+
+    return policy
+
+
+class AuxBuffer:
+    """The rollouts of a phase, each of one environment: images (on the GPU if they fit), returns and
+    log-probabilities of the old policy."""
+
+    def __init__(self, num_rollouts, num_steps, envs, device):
+        shape, obs_shape = (num_rollouts, num_steps), envs.single_observation_space.shape
+        size = np.prod((*shape, *obs_shape))
+        fits = device.type == "cuda" and size + 2**33 < torch.cuda.mem_get_info()[0]
+        place = device if fits else "cpu"
+        self.device = device
+        self.obs = torch.zeros(*shape, *obs_shape, dtype=torch.uint8, device=place)
+        self.returns = torch.zeros(shape, device=device)
+        num_actions = envs.single_action_space.n
+        self.logprobs = torch.zeros(*shape, num_actions, device=device)
+
+    def put(self, k, obs, returns):
+        """Store the k-th rollout, in tensors of (num_steps, num_envs, ...)."""
+        rows = slice(k * obs.shape[1], (k + 1) * obs.shape[1])
+        self.obs[rows] = obs.transpose(0, 1).to(self.obs.device)
+        self.returns[rows] = returns.T
+
+    def images(self, rollouts):
+        return self.obs[rollouts.to(self.obs.device)].to(self.device)
+
+
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays; what follows
+    the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero."""
     advantages, advantage = np.zeros_like(rewards), 0.0
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
@@ -331,9 +300,313 @@ def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
     return advantages
 
 
-def kl_divergence(old_logprobs, logprobs):
-    """Mean KL(old policy || policy) of (..., num_actions) log-probabilities."""
-    return (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1).mean()
+def ppg_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, args):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    logratio = newlogprob - logprob
+    ratio = logratio.exp()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()  # eq. 7
+    v_error = (newvalue - target) ** 2
+    if args.clip_vloss:
+        clipped_value = value + (newvalue - value).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - target) ** 2)
+    v_loss = 0.5 * v_error.mean()
+    entropy_loss = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+    with torch.no_grad():
+        old_approx_kl = -logratio.mean()
+        approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
+        clipfrac = (ratio != clipped_ratio).float().mean()
+    logged = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy_loss}
+    return loss, logged | {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
+
+
+def aux_loss(logprobs, newvalue, new_aux_value, old_logprobs, target, args):
+    """The same of the auxiliary phase; log-probabilities are those of all actions."""
+    kl_loss = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1).mean()
+    aux_value_loss = 0.5 * ((new_aux_value - target) ** 2).mean()
+    real_value_loss = 0.5 * ((newvalue - target) ** 2).mean()
+    loss = aux_value_loss + args.beta_clone * kl_loss + real_value_loss
+    logged = {"aux/kl_loss": kl_loss, "aux/aux_value_loss": aux_value_loss}
+    return loss, logged | {"aux/real_value_loss": real_value_loss}
+
+
+def film_level(policy, env_id, levels, seed, path):
+    """An episode of the policy, with the images that it sees, enlarged."""
+    from moviepy import ImageSequenceClip
+
+    images = {"render_mode": "rgb_array", "render_width": 256, "render_height": 256}
+    envs, frames = make_envs(env_id, 1, **levels, **images), []
+
+    def film(obs):
+        frames.append(envs.pool.render()[0])
+        del frames[4500:]  # five minutes are enough
+        return policy(obs)
+
+    evaluate(film, envs, seed)
+    envs.close()
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                self.dir.rmdir()
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
 
 
 def flatten(module):
@@ -348,18 +621,23 @@ def flatten(module):
 
 
 def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
 
-    def call():
-        nonlocal calls
+    def call(*args):
+        nonlocal calls, inputs, outputs
         calls += 1
         if calls <= warmup:
-            return function()
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
+                outputs = function(*inputs)
         graph.replay()
+        return outputs
 
     return call
 
@@ -375,26 +653,23 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
-    agent = Agent(envs).to(device)
-    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    return torch.no_grad()(
-        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device), deterministic).cpu().numpy()
-    )
+class RunOfPhases(Run):
+    """A run whose checkpoints are of the beginning of a phase: one that is interrupted is repeated."""
+
+    def begin_phase(self, global_step):
+        self.phase_state = deepcopy(self.state(global_step))
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.save(self.phase_state)
+        super().end_if_asked(step)
 
 
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    sizes = "num_envs num_steps num_minibatches n_iteration e_policy e_auxiliary num_aux_rollouts n_aux_grad_accum"
-    for size in [*sizes.split(), "checkpoint_freq"]:
-        if getattr(args, size) < 1:
-            fail(f"--{size.replace('_', '-')} must be at least 1")
     if args.v_value != 1:
-        fail("--v-value must be 1: the critic learns along with the policy, --e-policy times")
+        fail("--v-value must be 1: the critic learns with the policy, --e-policy times")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     phase_size = args.n_iteration * batch_size
@@ -402,22 +677,14 @@ if __name__ == "__main__":
     aux_batch_rollouts = args.n_iteration * args.num_envs
     aux_step_rollouts = args.num_aux_rollouts * args.n_aux_grad_accum
     if batch_size % args.num_minibatches or minibatch_size < 2:
-        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
+        fail(f"--num-minibatches must divide {batch_size} steps into parts of two steps or more")
     if num_iterations == 0:
-        fail(f"--total-timesteps must be at least one phase of {phase_size} steps: see --n-iteration")
+        fail(f"--total-timesteps must be at least one phase (--n-iteration) of {phase_size} steps")
     if aux_batch_rollouts % aux_step_rollouts:
-        fail(f"--num-aux-rollouts times --n-aux-grad-accum must divide the {aux_batch_rollouts} rollouts of a phase")
-    if min(args.num_levels, args.start_level) < 0 or args.num_levels + args.start_level > 2**31:
-        fail("--num-levels and --start-level count levels from 0 to 2147483647")
-    if args.start_level and not args.num_levels:
-        fail("--start-level needs --num-levels: without it, all levels are played")
-    levels = {key: getattr(args, key) for key in ("distribution_mode", "num_levels", "start_level")}
-    try:
-        envs = make_envs(args.env_id, 1, **levels)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+        fail(f"--num-aux-rollouts x --n-aux-grad-accum must divide {aux_batch_rollouts}")
+    levels = read_levels(args)
+    try_envs(args, args.env_id, 1, args.distribution_mode)
+    run = RunOfPhases(args, num_iterations * batch_size)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -426,241 +693,144 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
-    # Environments
+    # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs, **levels)
-
-    # Agent and optimizer
     agent = Agent(envs).to(device)
     weights = flatten(agent)
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-8, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam([weights], lr, eps=1e-8, fused=True, capturable=device.type == "cuda")
 
-    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
-    obs_shape = (args.num_steps, args.num_envs, *envs.single_observation_space.shape)
-    obs = torch.zeros(obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
-    actions = np.zeros((args.num_steps, args.num_envs, *envs.single_action_space.shape), dtype=np.int64)
-    rewards, dones, final_values, discounted_returns = np.zeros((4, args.num_steps, args.num_envs), dtype=np.float32)
-    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
+    # Storage: environments fill NumPy arrays, networks read tensors, which a graph needs in place
+    steps_envs, obs_shape = (args.num_steps, args.num_envs), envs.single_observation_space.shape
+    obs = torch.zeros(*steps_envs, *obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((*steps_envs, *envs.single_action_space.shape), dtype=np.int64)
+    rewards, dones, final_values, discounted_returns = np.zeros((4, *steps_envs), dtype=np.float32)
+    discounted_return = np.zeros(args.num_envs)
     b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
     b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
-    mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
-    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
-    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
-    episode_returns, episode_lengths, discounted_return = np.zeros((3, args.num_envs))
-    recent_returns = deque(maxlen=20)
+    aux = AuxBuffer(aux_batch_rollouts, args.num_steps, envs, device)
+    losses, aux_losses = Means(), Means()
 
-    # Of the auxiliary phase: a rollout here is that of one environment
-    aux_obs_shape = (aux_batch_rollouts, args.num_steps, *envs.single_observation_space.shape)
-    fits = device.type == "cuda" and np.prod(aux_obs_shape) + 2**33 < torch.cuda.mem_get_info()[0]
-    aux_obs = torch.zeros(aux_obs_shape, dtype=torch.uint8, device=device if fits else "cpu")
-    aux_returns = torch.zeros((aux_batch_rollouts, args.num_steps), device=device)
-    aux_logprobs = torch.zeros((*aux_returns.shape, envs.single_action_space.n), device=device)  # of the old policy
-    mb_rollouts = torch.zeros(args.num_aux_rollouts, dtype=torch.long, device=device)
-    mb_obs = torch.zeros((args.num_aux_rollouts * args.num_steps, *obs_shape[2:]), dtype=torch.uint8, device=device)
-    aux_loss_names = ["kl_loss", "aux_value_loss", "real_value_loss"]
-    aux_losses = torch.zeros(len(aux_loss_names), device=device)  # sums over an auxiliary phase
+    def act(obs):
+        return agent.get_action(obs.to(device))
+
+    def policy(obs):  # not a graph: videos have one game
+        return agent.get_action(torch.tensor(obs, device=device)).cpu().numpy()
 
     @torch.no_grad()
-    def act():
-        act_action.copy_(agent.get_action(act_obs))
+    def value(obs):
+        return agent.get_value(torch.as_tensor(obs, dtype=b_obs.dtype, device=device)).cpu().numpy()
 
-    @torch.no_grad()
-    def value(x):
-        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device)).cpu().numpy()
-
-    def update():
-        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
-        newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
-        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_advantages[mb_inds]
-
-        logratio = newlogprob - b_logprobs[mb_inds]
-        ratio = logratio.exp()
-        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
-        v_error = (newvalue - mb_returns) ** 2
-        if args.clip_vloss:
-            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
-            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
-        v_loss = 0.5 * v_error.mean()
-        entropy_loss = entropy.mean()
-        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
-
+    def update(inds):
+        new = agent.evaluate(b_obs[inds], b_actions[inds])
+        rows = [x[inds] for x in (b_logprobs, b_values, b_advantages, b_returns)]
+        loss, logged = ppg_loss(*new, *rows, args)
         weights.grad.zero_()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
-        with torch.no_grad():
-            old_approx_kl = -logratio.mean()
-            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
-            clipfrac = (ratio != clipped_ratio).float().mean()
-            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
+        losses.add(logged)
+        return logged
 
-    def load_aux(inds):
-        mb_rollouts.copy_(inds)
-        mb_obs.copy_(aux_obs[inds.to(aux_obs.device)].flatten(0, 1))
-
-    def aux_backward():
-        global kl_loss, aux_value_loss, real_value_loss, aux_loss
-        logprobs, newvalue, new_aux_value = agent.evaluate_aux(mb_obs)
-        kl_loss = kl_divergence(aux_logprobs[mb_rollouts].flatten(0, 1), logprobs)
-        aux_value_loss = 0.5 * ((new_aux_value - aux_returns[mb_rollouts].flatten()) ** 2).mean()
-        real_value_loss = 0.5 * ((newvalue - aux_returns[mb_rollouts].flatten()) ** 2).mean()
-        aux_loss = aux_value_loss + args.beta_clone * kl_loss + real_value_loss
-        (aux_loss / args.n_aux_grad_accum).backward()
-        aux_losses.add_(torch.stack([kl_loss, aux_value_loss, real_value_loss]).detach())
-
-    def aux_step():
+    def aux_update(rollouts, obs):
+        weights.grad.zero_()
+        size = args.num_aux_rollouts
+        for inds, mb_obs in zip(rollouts.split(size), obs.split(size)):
+            new = agent.evaluate_aux(mb_obs.flatten(0, 1))
+            old = aux.logprobs[inds].flatten(0, 1), aux.returns[inds].flatten()
+            loss, logged = aux_loss(*new, *old, args)
+            (loss / args.n_aux_grad_accum).backward()
+            aux_losses.add(logged)
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
+        return logged
 
     if device.type == "cuda" and args.cuda_graphs:
-        act, update = cuda_graph(act), cuda_graph(update)
-        aux_backward, aux_step = cuda_graph(aux_backward), cuda_graph(aux_step)
-
-    # Resume
-    def run_state():
-        writer.flush()
-        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["recent_returns"] = [float(episodic_return) for episodic_return in recent_returns]
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        return copy.deepcopy(state)
-
-    def save_checkpoint():
-        torch.save(phase_state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        agent.load_state_dict(checkpoint["agent"])
-        recent_returns.extend(checkpoint["recent_returns"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    phase_state = run_state()  # at the beginning of a phase, where a checkpoint continues
-    if not args.resume:
-        save_checkpoint()
-
-    def stop_if_asked():
-        if stop_signals:
-            save_checkpoint()
-            print(f"\nStopped at step {global_step}. To repeat this phase: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+        act, update, aux_update = cuda_graph(act), cuda_graph(update), cuda_graph(aux_update)
 
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
+    global_step = run.restore({"agent": agent, "optimizer": optimizer})
+    run.begin_phase(global_step)
     next_obs, infos = envs.reset(seed=args.seed + global_step)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+            lr.fill_((1 - iteration / num_iterations) * args.learning_rate)
 
         # Act
         final_values[:] = 0
         for step in range(args.num_steps):
             obs[step] = next_obs
-            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
-            act()
-            actions[step] = act_action.cpu().numpy()
+            actions[step] = act(torch.from_numpy(obs[step])).cpu().numpy()
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
             rewards[step], dones[step] = reward, terminated | truncated
             discounted_returns[step] = discounted_return = args.gamma * discounted_return + reward
-            episode_returns += reward
-            episode_lengths += 1
+            discounted_return[terminated | truncated] = 0
+            run.log_episodes(global_step, reward, terminated | truncated)
             cut = truncated & ~terminated
             if cut.any():
                 final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
-            for i in np.flatnonzero(dones[step]):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                episode_returns[i] = episode_lengths[i] = discounted_return[i] = 0
             global_step += args.num_envs
 
-        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        # Targets: the weights have not changed since, so one batch serves all steps
         b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         with torch.no_grad():
-            for inds in torch.arange(batch_size, device=device).split(minibatch_size):
-                b_logprobs[inds], _, b_values[inds] = agent.evaluate(b_obs[inds], b_actions[inds])
+            for i in range(0, batch_size, minibatch_size):  # all frames at once would need 4 GB
+                rows = slice(i, i + minibatch_size)
+                b_logprobs[rows], _, b_values[rows] = agent.evaluate(b_obs[rows], b_actions[rows])
         agent.return_rms.update(torch.from_numpy(discounted_returns).flatten().to(device))
         scaled_rewards = (rewards / agent.return_rms.std.item()).clip(-10, 10)
         values = b_values.cpu().numpy().reshape(rewards.shape)
-        advantages = gae(scaled_rewards, values, value(next_obs), dones, final_values, args.gamma, args.gae_lambda)
+        following = value(next_obs), dones, final_values
+        advantages = gae(scaled_rewards, values, *following, args.gamma, args.gae_lambda)
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(b_advantages + b_values)
         if args.adv_norm_fullbatch:
             b_advantages.copy_((b_advantages - b_advantages.mean()) / (b_advantages.std() + 1e-8))
-        first = iteration % args.n_iteration * args.num_envs
-        aux_obs[first : first + args.num_envs] = b_obs.view(obs_shape).transpose(0, 1).to(aux_obs.device)
-        aux_returns[first : first + args.num_envs] = b_returns.view(rewards.shape).T
+        b_rollout = b_obs.view(*steps_envs, *obs_shape), b_returns.view(steps_envs)
+        aux.put(iteration % args.n_iteration, *b_rollout)
 
         # Learn
-        losses.zero_()
         for epoch in range(args.e_policy):
             for inds in torch.randperm(batch_size, device=device).split(minibatch_size):
-                mb_inds.copy_(inds)
-                update()
+                v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac = update(inds).values()
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
-        aux_losses.zero_()
         phase_over = (iteration + 1) % args.n_iteration == 0
         if phase_over:
-            with torch.no_grad():
-                for inds in torch.arange(aux_batch_rollouts, device=device).split(args.num_aux_rollouts):
-                    stop_if_asked()
-                    load_aux(inds)
-                    aux_logprobs[inds] = agent.evaluate_aux(mb_obs)[0].view(aux_logprobs[inds].shape)
+            for inds in torch.arange(aux_batch_rollouts).split(args.num_aux_rollouts):
+                run.end_if_asked(global_step)
+                with torch.no_grad():
+                    logprobs, *_ = agent.evaluate_aux(aux.images(inds).flatten(0, 1))
+                aux.logprobs[inds] = logprobs.view(len(inds), args.num_steps, -1)
             for aux_epoch in range(args.e_auxiliary):
-                for step_inds in torch.randperm(aux_batch_rollouts, device=device).split(aux_step_rollouts):
-                    stop_if_asked()
-                    weights.grad.zero_()  # at first, of what the policy phase has left
-                    for inds in step_inds.split(args.num_aux_rollouts):
-                        load_aux(inds)
-                        aux_backward()
-                    aux_step()
+                rollouts = torch.randperm(aux_batch_rollouts, device=device)
+                for inds in rollouts.split(aux_step_rollouts):
+                    run.end_if_asked(global_step)
+                    logged = aux_update(inds, aux.images(inds))
+                    kl_loss, aux_value_loss, real_value_loss = logged.values()
 
         # Log
-        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
-        aux_means = (aux_losses / (args.e_auxiliary * aux_batch_rollouts / args.num_aux_rollouts)).tolist()
-        if not np.isfinite([*means, *aux_means, weights.sum().item()]).all():
-            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-        for name, mean in zip(loss_names, means):
-            writer.add_scalar(f"losses/{name}", mean, global_step)
-        for name, mean in zip(aux_loss_names, aux_means if phase_over else ()):
-            writer.add_scalar(f"losses/aux/{name}", mean, global_step)
-        writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        metrics = {"losses/explained_variance": 1 - advantages.var() / (advantages + values).var()}
+        metrics["charts/learning_rate"] = lr.item()
+        run.log(global_step, losses.take() | aux_losses.take(), metrics)
 
         # Checkpoint
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
-                film_level(policy, args.env_id, levels, args.seed, run_dir / f"videos/step-{global_step}.mp4")
+                film = run.dir / f"videos/step-{global_step}.mp4"
+                film_level(policy, args.env_id, levels, args.seed, film)
         if phase_over:
-            phase_state = run_state()
-            if global_step % args.checkpoint_freq < phase_size or iteration == num_iterations - 1:
-                save_checkpoint()
-        stop_if_asked()
+            run.begin_phase(global_step)
+            run.checkpoint(global_step, last=iteration == num_iterations - 1)
+        run.end_if_asked(global_step)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        save_file(agent.state_dict(), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, args.distribution_mode)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)

@@ -104,16 +104,16 @@ class Args:
 
 
 class SameStepProcgen:
-    """EnvPool, but a finished game restarts within its last step, not within a step of its own."""
+    """EnvPool, but a game restarts within the last step of the one before, not in a step of its own."""
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # by film_level
 
     def __init__(self, env_id, num_envs, **options):
-        options["num_envs"] = self.num_envs = num_envs
-        self.make = partial(envpool.make, env_id, env_type="gymnasium", **options)
-        spec = envpool.make_spec(env_id, **options)
+        self.make = partial(envpool.make, env_id, env_type="gymnasium", num_envs=num_envs, **options)
+        spec = envpool.make_spec(env_id, num_envs=num_envs, **options)
         self.single_observation_space = spec.observation_space
         self.single_action_space = spec.action_space
+        self.num_envs = num_envs
 
     def reset(self, seed):
         self.pool = self.make(seed=seed % 2**31)  # EnvPool takes a seed only when it is made
@@ -134,12 +134,13 @@ class SameStepProcgen:
 
 def make_envs(env_id, num_envs, distribution_mode="easy", **options):
     if envpool is None:
-        raise ImportError("EnvPool is missing: pip install envpool PyQt5-Qt5 (Linux only)")
+        needed = "pip install envpool PyQt5-Qt5"
+        raise ImportError(f"EnvPool is missing: {needed} (Linux; elsewhere: ppo_atari.py)")
     names = re.findall(r"(\w+)Easy-v0", "\n".join(envpool.list_all_envs()))
     games = [name.lower() for name in names]
     if env_id not in games:
         near = ", ".join(difflib.get_close_matches(env_id, games) or games)
-        others = "other environments: ppo.py, ppo_continuous_action.py or ppo_atari_envpool.py"
+        others = "others: ppo.py, ppo_continuous_action.py or ppo_atari_envpool.py"
         raise gym.error.Error(f"Procgen has no {env_id}; its names are like {near} ({others})")
     name = f"{env_id.capitalize()}{distribution_mode.capitalize()}-v0"
     try:
@@ -147,6 +148,16 @@ def make_envs(env_id, num_envs, distribution_mode="easy", **options):
     except ImportError as error:
         needed = "pip install PyQt5-Qt5; apt-get install libgl1"
         raise ImportError(f"Procgen needs Qt 5 and OpenGL: {needed}") from error
+
+
+def read_levels(args):
+    """Options of the environments for training; an evaluation plays all levels."""
+    if not 0 <= args.start_level <= args.start_level + args.num_levels <= 2**31:
+        fail("--num-levels and --start-level count levels from 0 to 2147483647")
+    if args.start_level and not args.num_levels:
+        fail("--start-level needs --num-levels: without it, all levels are played")
+    levels = {"num_levels": args.num_levels, "start_level": args.start_level}
+    return levels | {"distribution_mode": args.distribution_mode}
 
 
 def layer_init(layer, std=2**0.5):
@@ -214,7 +225,8 @@ class Agent(nn.Module):
         hidden = self.features(obs)
         logprobs = self.actor(hidden).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return -nn.functional.nll_loss(logprobs, action, reduction="none"), entropy, self.critic(hidden).squeeze(-1)
+        logprob = -nn.functional.nll_loss(logprobs, action, reduction="none")
+        return logprob, entropy, self.critic(hidden).squeeze(-1)
 
 
 def load_policy(run_dir, envs, device, deterministic=False):
@@ -595,13 +607,8 @@ if __name__ == "__main__":
         fail(f"--num-minibatches must divide {batch_size} steps into parts of two steps or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    if min(args.num_levels, args.start_level) < 0 or args.num_levels + args.start_level > 2**31:
-        fail("--num-levels and --start-level count levels from 0 to 2147483647")
-    if args.start_level and not args.num_levels:
-        fail("--start-level needs --num-levels: without it, all levels are played")
-    levels = {"distribution_mode": args.distribution_mode}
-    levels |= {"num_levels": args.num_levels, "start_level": args.start_level}
-    try_envs(args, args.env_id, 1)
+    levels = read_levels(args)
+    try_envs(args, args.env_id, 1, args.distribution_mode)
     run = Run(args, num_iterations * batch_size)
 
     # Seeding
@@ -674,11 +681,12 @@ if __name__ == "__main__":
                 final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
             global_step += args.num_envs
 
-        # Targets: the weights have not changed since, so a few large batches serve all steps
+        # Targets: the weights have not changed since, so one batch serves all steps
         b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         with torch.no_grad():
-            for rows in torch.arange(batch_size).split(minibatch_size):  # more would take gigabytes
+            for i in range(0, batch_size, minibatch_size):  # all frames at once would need 4 GB
+                rows = slice(i, i + minibatch_size)
                 b_logprobs[rows], _, b_values[rows] = agent.evaluate(b_obs[rows], b_actions[rows])
         agent.return_rms.update(torch.from_numpy(discounted_returns).flatten().to(device))
         scaled_rewards = (rewards / agent.return_rms.std.item()).clip(-10, 10)
