@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="En
 
 on_procgen = each(lambda name: defines(name, "class SameStepProcgen"))
 one_class = each_text("SameStepProcgen", which=lambda name: defines(name, "class SameStepProcgen"))
-is_ppg = each(lambda name: defines(name, "aux_backward"))
+is_ppg = each(lambda name: defines(name, "def aux_loss"))
 
 
 # Games
@@ -225,9 +225,10 @@ def make_short(*args, **options):
 envpool.make = make_short
 """
 STORED = """
-names = "rewards dones final_values scaled_rewards values advantages b_advantages b_returns aux_obs aux_returns"
-result |= {key: np.array(globals()[key]) for key in names.split() if key in globals()}
-result |= {"next_value": value(next_obs), "return_std": agent.return_rms.std.item(), "run_dir": run_dir}
+names = "rewards dones final_values scaled_rewards values advantages b_advantages b_returns"
+result |= {key: np.array(globals()[key]) for key in names.split()}
+result |= {"aux_obs": np.array(aux.obs), "aux_returns": np.array(aux.returns)} if "aux" in globals() else {}
+result |= {"next_value": value(next_obs), "return_std": agent.return_rms.std.item(), "run_dir": run.dir}
 result |= {"obs": obs, "args": vars(args)}
 """
 # The loss of the auxiliary phase on some rollouts in a second text, and its gradient
@@ -238,21 +239,21 @@ from torch.distributions import Categorical, kl_divergence as kl
 def look_at_aux(rollouts):
     fresh = Agent(envs)
     fresh.load_state_dict(agent.state_dict())
-    hidden = fresh.features(aux_obs[rollouts].flatten(0, 1))
-    old, target, logits = aux_logprobs[rollouts].flatten(0, 1), aux_returns[rollouts].flatten(), fresh.actor(hidden)
+    hidden = fresh.features(aux.obs[rollouts].flatten(0, 1))
+    old, target, logits = aux.logprobs[rollouts].flatten(0, 1), aux.returns[rollouts].flatten(), fresh.actor(hidden)
     values = {"aux_values": fresh.aux_critic(hidden)[:, 0], "real_values": fresh.critic(hidden.detach())[:, 0]}
     errors = [((value - target) ** 2).mean() / 2 for value in values.values()]
     divergence = kl(Categorical(logits=old), Categorical(logits=logits)).mean()
     (sum(errors) + args.beta_clone * divergence).backward()
     result["gradient"] = torch.cat([param.grad.flatten() for param in fresh.parameters()]).numpy()
-    result["taken"] = weights.grad.numpy().copy()
     for key, value in {"old": old, "new": logits, "target": target, **values}.items():
         result[key] = value.detach().numpy().astype(float)
 """
 # With a step size of zero and one step in an auxiliary phase, the gradient that this step took can be computed again
 AUX_GRADIENT = """
-if "aux_obs" in globals():
+if "aux" in globals():
     look_at_aux(torch.arange(aux_batch_rollouts))
+    result["taken"] = weights.grad.numpy().copy()
 """
 
 
@@ -262,7 +263,7 @@ def test_games_of_a_run(name, tmp_path):
     require_for(name)
     flags = {"learning_rate": 0, "gamma": 0.9, "gae_lambda": 0.6, "num_levels": 5, "start_level": 20, "seed": 4}
     flags |= {"max_grad_norm": 1e9, "env_id": "fruitbot"}
-    if defines(name, "aux_backward"):
+    if defines(name, "def aux_loss"):
         flags |= {"e_auxiliary": 1, "num_aux_rollouts": 4, "n_aux_grad_accum": 2, "beta_clone": 0.7}
     argv = [*smoke(name, **flags), "--save-model", "--distribution-mode", "hard"]
     after = STORED + AUX_ORACLE + AUX_GRADIENT
@@ -310,7 +311,7 @@ def test_games_of_a_run(name, tmp_path):
                 start = t + 1
     np.testing.assert_allclose(got["advantages"], advantages, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(got["b_returns"], (advantages + got["values"]).flatten(), rtol=1e-3, atol=1e-5)
-    if defines(name, "aux_backward"):
+    if defines(name, "def aux_loss"):
         compare_phase(got, advantages, num_envs)
 
 
@@ -330,18 +331,18 @@ def compare_phase(got, advantages, num_envs):
 
 # The update of the policy phase once more, then one gradient step of the auxiliary phase on changed weights
 AUX_STEP = """
-weights.grad.zero_()
-aux_losses.zero_()
-chosen = torch.randperm(aux_batch_rollouts)[:aux_step_rollouts].split(args.num_aux_rollouts)
-for inds in chosen:
-    load_aux(inds)
-    aux_backward()
-look_at_aux(torch.cat(chosen))
-result["aux_losses"] = (aux_losses / len(chosen)).numpy()
-before = weights.detach().clone()
-aux_step()
-result |= {"aux_norm": weights.grad.norm().item(), "aux_moved": (weights - before).abs().max().item()}
-result |= {"std": b_advantages.std().item(), "run_dir": run_dir}
+before, ceiling = weights.detach().clone(), args.max_grad_norm
+chosen = torch.randperm(aux_batch_rollouts)[:aux_step_rollouts]
+look_at_aux(chosen)
+aux_losses.take()
+args.max_grad_norm = 1e9  # for the gradient as it is; then once more, clipped
+aux_update(chosen, aux.images(chosen))
+result |= {"taken": weights.grad.numpy().copy(), "aux_losses": [*aux_losses.take().values()]}
+result |= {"aux_moved": (weights - before).abs().max().item()}
+args.max_grad_norm = ceiling
+aux_update(chosen, aux.images(chosen))
+result |= {"aux_norm": weights.grad.norm().item()}
+result |= {"std": b_advantages.std().item(), "run_dir": run.dir}
 """
 
 
@@ -380,7 +381,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 def stop(optimizer, *_):
     frame = sys._getframe()
-    while "open_run" not in frame.f_globals:
+    while "Run" not in frame.f_globals:
         frame = frame.f_back
     if frame.f_code.co_name == function and frame.f_globals["iteration"] == 3:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -401,7 +402,7 @@ def test_sigterm_in_an_auxiliary_phase_then_two_resumes(name, tmp_path):
     """
     require_for(name)
     (tmp_path / "stop.py").write_text(STOP)
-    done = run(tmp_path / "stop.py", "aux_step", script(name), *smoke(name), cwd=tmp_path, code=75)
+    done = run(tmp_path / "stop.py", "aux_update", script(name), *smoke(name), cwd=tmp_path, code=75)
     folder, total = run_dir(tmp_path), smoke_total(name)
     assert f"Stopped at step {total}" in done.stdout and f"--resume {folder.relative_to(tmp_path)}" in done.stdout
     assert torch.load(folder / "checkpoint.pt")["global_step"] == total // 2
