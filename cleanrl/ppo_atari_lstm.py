@@ -340,7 +340,7 @@ class Run:
             wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
         except Exception as error:
             if not self.args.resume:
-                self.dir.rmdir()
+                os.removedirs(self.dir)
             fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
 
     def stop(self, number, frame):
@@ -634,8 +634,8 @@ if __name__ == "__main__":
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         b_starts.copy_(torch.from_numpy(starts).flatten())
         with torch.no_grad():
-            most = max(1, 2**14 // args.num_steps)
-            for inds in b_inds.split(most, dim=1):  # 1024 x 128 frames at once would need 15 GB
+            most = max(1, 2**14 // args.num_steps)  # 1024 x 128 frames at once would need 15 GB
+            for inds in b_inds.split(most, dim=1):
                 b_logprobs[inds], _, b_values[inds] = reevaluate(inds)
         values = b_values.cpu().numpy().reshape(rewards.shape)
         following = value(next_obs, act_state, envs.starts), dones, final_values

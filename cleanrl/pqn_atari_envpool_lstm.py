@@ -8,8 +8,8 @@
 """Parallelised Q-Network (PQN, Gallici et al. 2024, arXiv:2407.04811) with an LSTM: Atari games of EnvPool.
 
 Differs from pqn_atari_envpool.py:
-1. one frame in place of four, and an LSTM after the convolutional network, which starts afresh in each game and life;
-2. minibatches are whole environments, in the order of time, from the state that the LSTM had at the rollout's start;
+1. one frame in place of four, and an LSTM, which starts afresh in each game and life;
+2. minibatches are whole environments, in the order of time, from the state at the rollout's start;
 3. a lower ceiling of the gradient norm.
 
 Differs from the paper:
@@ -26,17 +26,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
@@ -54,21 +56,6 @@ except ImportError:  # make_envs says what to do
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "Breakout-v5"  # environment
     total_timesteps: int = 10_000_000  # environment steps in total
     learning_rate: float = 2.5e-4  # step size of the optimizer
@@ -84,88 +71,35 @@ class Args:
     end_e: float = 0.01  # exploration rate at the end
     exploration_fraction: float = 0.1  # share of the steps over which the exploration rate falls
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
 class SameStepEnvPool:
-    """EnvPool, but a finished game restarts within its last step, where EnvPool would spend the next step on that.
+    """EnvPool, but a game restarts within the last step of the one before, not in a step of its own.
 
-    `starts` tells where the observations are the first ones of a game or of a life: networks with memory need it.
+    `starts` tells where a game or a life begins: networks with memory need it.
     """
+
+    metadata = {"render_modes": ["rgb_array"]}  # by record_game
 
     def __init__(self, env_id, num_envs, life_loss, **options):
         self.make = partial(envpool.make, env_id, env_type="gymnasium", num_envs=num_envs, **options)
         spec = envpool.make_spec(env_id, num_envs=num_envs, **options)
-        self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
+        self.single_observation_space = spec.observation_space
+        self.single_action_space = spec.action_space
         self.num_envs, self.life_loss = num_envs, life_loss
 
     def reset(self, seed):
@@ -177,7 +111,7 @@ class SameStepEnvPool:
     def step(self, actions):
         obs, reward, terminated, truncated, infos = self.pool.step(actions)
         game_over, lives, final_obs = terminated | truncated, infos["lives"], obs
-        life_lost = (0 < lives) & (lives < self.lives)  # some games go on for a moment with no life left
+        life_lost = (0 < lives) & (lives < self.lives)  # some games go on a little with no life left
         self.starts = game_over | life_lost
         if self.life_loss:
             terminated = terminated | life_lost
@@ -186,7 +120,8 @@ class SameStepEnvPool:
             obs, lives = obs.copy(), lives.copy()
             obs[infos["env_id"]], lives[infos["env_id"]] = first_obs, infos["lives"]
         self.lives = lives
-        return obs, reward, terminated, truncated, {"final_obs": final_obs, "game_over": game_over}
+        infos = {"final_obs": final_obs, "game_over": game_over}
+        return obs, reward, terminated, truncated, infos
 
     def close(self):
         self.pool.close()
@@ -194,16 +129,98 @@ class SameStepEnvPool:
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
     if envpool is None:
-        raise ImportError("EnvPool is missing: pip install envpool (Linux only, ppo_atari.py runs elsewhere)")
+        raise ImportError("EnvPool is missing: pip install envpool (Linux; elsewhere: ppo_atari.py)")
     env_id = env_id.replace("NoFrameskip-v4", "-v5")  # EnvPool's name of the same game
     if env_id not in envpool.list_all_envs():
         near = difflib.get_close_matches(env_id, envpool.list_all_envs())
-        raise gym.error.Error(f"EnvPool has no {env_id}; its names are like {', '.join(near) or 'Breakout-v5'}")
+        raise gym.error.Error(f"EnvPool has no {env_id}, but {', '.join(near) or 'Breakout-v5'}")
     spec = envpool.make_spec(env_id)
     if "episodic_life" not in spec.config._fields:
-        file = "pqn.py" if isinstance(spec.action_space, gym.spaces.Discrete) else "ppo_continuous_action.py"
-        raise gym.error.Error(f"{env_id} is not an Atari game; {file} handles vector observations")
+        discrete = isinstance(spec.action_space, gym.spaces.Discrete)
+        file = "pqn.py" if discrete else "ppo_continuous_action.py"
+        raise gym.error.Error(f"{env_id} is not an Atari game: {file} for vectors as observations")
     return SameStepEnvPool(env_id, num_envs, life_loss, **({"stack_num": 1} | options))
+
+
+def layer_init(layer, std=2**0.5):
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class QNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+
+        def conv(inputs, outputs, size, stride, new_size):
+            layer = layer_init(nn.Conv2d(inputs, outputs, size, stride))
+            return layer, nn.LayerNorm((outputs, new_size, new_size)), nn.ReLU()
+
+        layers = *conv(1, 32, 8, 4, 20), *conv(32, 64, 4, 2, 9), *conv(64, 64, 3, 1, 7), nn.Flatten()
+        hidden = layer_init(nn.Linear(64 * 7 * 7, 512)), nn.LayerNorm(512), nn.ReLU()
+        self.network = nn.Sequential(*layers, *hidden)
+        self.input_gates = layer_init(nn.Linear(512, 4 * 128), std=1.0)
+        self.hidden_gates = layer_init(nn.Linear(128, 4 * 128), std=1.0)
+        self.head = layer_init(nn.Linear(128, envs.single_action_space.n))
+
+    def forward(self, obs, state, starts):
+        """Values of (steps, envs) observations from state (2, envs, 128) on, and the last state."""
+        inputs = self.input_gates(self.network(obs.flatten(0, 1) / 255)).unflatten(0, starts.shape)
+        (hidden, cell), outputs = state, []
+        for x, keep in zip(inputs, 1 - starts.unsqueeze(-1)):  # only what needs the step before
+            gates = x + self.hidden_gates(keep * hidden)
+            forget, write, read = gates[:, : 3 * 128].sigmoid().chunk(3, dim=1)
+            cell = forget * keep * cell + write * gates[:, 3 * 128 :].tanh()
+            hidden = read * cell.tanh()
+            outputs.append(hidden)
+        return self.head(torch.stack(outputs)), torch.stack([hidden, cell])
+
+
+def epsilon_greedy_with_memory(q_network, envs, epsilon, device):
+    """A function from observations of `envs` to actions; its memory starts afresh where `envs` do."""
+    rng, state = np.random.default_rng(0), torch.zeros((2, envs.num_envs, 128), device=device)
+
+    @torch.no_grad()
+    def policy(obs):
+        nonlocal state
+        obs, starts = (torch.tensor(x, device=device)[None] for x in (obs, envs.starts))
+        q_values, state = q_network(obs, state, starts.float())
+        random_actions = rng.integers(q_values.shape[2], size=envs.num_envs)
+        explore = rng.random(envs.num_envs) < epsilon
+        return np.where(explore, random_actions, q_values[0].argmax(1).cpu().numpy())
+
+    return policy
+
+
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved network of a run, as a function from observations to actions."""
+    q_network = QNetwork(envs).to(device)
+    q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    flags = json.loads(Path(run_dir, "args.json").read_text())
+    epsilon = 0 if deterministic else flags["end_e"]
+    return epsilon_greedy_with_memory(q_network, envs, epsilon, device)
+
+
+def lambda_returns(rewards, values, next_value, dones, final_values, gamma, q_lambda):
+    """Q(lambda) returns (Peng and Williams 1994) of (num_steps, num_envs) arrays of max_a Q(s, a); what follows
+    the end of an episode is worth `final_values`: that of the final observation if truncated, else zero."""
+    returns, following = np.zeros_like(rewards), next_value
+    for t in reversed(range(len(rewards))):
+        following = (1 - q_lambda) * next_value + q_lambda * following
+        returns[t] = following = rewards[t] + gamma * np.where(dones[t], final_values[t], following)
+        next_value = values[t]
+    return returns
+
+
+def linear_schedule(start, end, duration, step):
+    return start + (end - start) * min(step / max(duration, 1), 1)
+
+
+def pqn_loss(q_values, action, target):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    q_value = q_values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    td_loss = nn.functional.mse_loss(q_value, target)
+    return td_loss, {"td_loss": td_loss, "q_values": q_value.mean()}
 
 
 def record_game(policy, envs, env_id, seed, path):
@@ -226,62 +243,264 @@ def record_game(policy, envs, env_id, seed, path):
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
-def layer_init(layer, std=2**0.5):
-    nn.init.orthogonal_(layer.weight, std)
-    nn.init.zeros_(layer.bias)
-    return layer
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
-class QNetwork(nn.Module):
-    def __init__(self, envs):
-        super().__init__()
-        self.network = nn.Sequential(
-            layer_init(nn.Conv2d(1, 32, 8, stride=4)),
-            nn.LayerNorm((32, 20, 20)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
-            nn.LayerNorm((64, 9, 9)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(64, 64, 3, stride=1)),
-            nn.LayerNorm((64, 7, 7)),
-            nn.ReLU(),
-            nn.Flatten(),
-            layer_init(nn.Linear(64 * 7 * 7, 512)),
-            nn.LayerNorm(512),
-            nn.ReLU(),
-        )
-        self.input_gates = layer_init(nn.Linear(512, 4 * 128), std=1.0)
-        self.hidden_gates = layer_init(nn.Linear(128, 4 * 128), std=1.0)
-        self.head = layer_init(nn.Linear(128, envs.single_action_space.n))
-
-    def forward(self, obs, state, starts):
-        """Values of (steps, envs) observations from the state (2, envs, 128) on, and the state after the last one."""
-        inputs = self.input_gates(self.network(obs.flatten(0, 1) / 255)).unflatten(0, starts.shape)
-        (hidden, cell), outputs = state, []
-        for x, keep in zip(inputs, 1 - starts.unsqueeze(-1)):  # only what needs the step before is in the loop
-            gates = x + self.hidden_gates(keep * hidden)
-            forget, write, read = gates[:, : 3 * 128].sigmoid().chunk(3, dim=1)
-            cell = forget * keep * cell + write * gates[:, 3 * 128 :].tanh()
-            hidden = read * cell.tanh()
-            outputs.append(hidden)
-        return self.head(torch.stack(outputs)), torch.stack([hidden, cell])
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
-def lambda_returns(rewards, values, next_value, dones, final_values, gamma, q_lambda):
-    """Q(lambda) returns (Peng and Williams 1994) of (num_steps, num_envs) arrays; a state's value is max_a Q(s, a).
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
 
-    What follows the end of an episode is worth `final_values`: that of its final observation if truncated, else zero.
-    """
-    returns, following = np.zeros_like(rewards), next_value
-    for t in reversed(range(len(rewards))):
-        following = (1 - q_lambda) * next_value + q_lambda * following
-        returns[t] = following = rewards[t] + gamma * np.where(dones[t], final_values[t], following)
-        next_value = values[t]
-    return returns
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
 
 
-def linear_schedule(start, end, duration, step):
-    return start + (end - start) * min(step / max(duration, 1), 1)
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
 
 
 def flatten(module):
@@ -296,18 +515,23 @@ def flatten(module):
 
 
 def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
 
-    def call():
-        nonlocal calls
+    def call(*args):
+        nonlocal calls, inputs, outputs
         calls += 1
         if calls <= warmup:
-            return function()
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
+                outputs = function(*inputs)
         graph.replay()
+        return outputs
 
     return call
 
@@ -323,49 +547,30 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def epsilon_greedy_with_memory(q_network, envs, epsilon, device):
-    """A function from the observations of `envs` to a batch of actions, random ones at the rate `epsilon`."""
-    rng, state = np.random.default_rng(0), torch.zeros((2, envs.num_envs, 128), device=device)
-
-    @torch.no_grad()
-    def policy(obs):
-        nonlocal state
-        starts = torch.tensor(envs.starts, dtype=torch.float32, device=device)
-        q_values, state = q_network(torch.tensor(obs, device=device).unsqueeze(0), state, starts.unsqueeze(0))
-        random_actions = rng.integers(q_values.shape[2], size=len(obs))
-        return np.where(rng.random(len(obs)) < epsilon, random_actions, q_values[0].argmax(1).cpu().numpy())
-
-    return policy
-
-
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved network of a run, as a function from the observations of `envs` to a batch of actions."""
-    q_network = QNetwork(envs).to(device)
-    q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    epsilon = 0 if deterministic else json.loads(Path(run_dir, "args.json").read_text())["end_e"]
-    return epsilon_greedy_with_memory(q_network, envs, epsilon, device)
+class RunWithMean(Run):
+    def log_episodes(self, global_step, reward, done):
+        """Log the mean of the last 20 returns too."""
+        returns = reward if self.returns is None else self.returns + reward
+        recent = self.recent_returns.copy()
+        for i in done.nonzero()[0]:
+            recent.append(returns[i])
+            mean = np.mean(recent)
+            self.writer.add_scalar("charts/avg_episodic_return", mean, global_step + i + 1)
+        super().log_episodes(global_step, reward, done)
 
 
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
-        fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     if args.num_envs % args.num_minibatches:
-        fail(f"--num-minibatches must divide --num-envs {args.num_envs}: minibatches are whole environments")
+        fail(f"--num-minibatches must divide --num-envs {args.num_envs} into whole environments")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    try:
-        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    try_envs(args, args.env_id, 1)
+    run = RunWithMean(args, num_iterations * batch_size)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -375,168 +580,108 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
-    # Environments
+    # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs)
-
-    # Agent and optimizer
-    q_network = QNetwork(envs).to(device)
+    q_network, num_actions = QNetwork(envs).to(device), envs.single_action_space.n
     weights = flatten(q_network)
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.RAdam([weights], lr=lr, capturable=device.type == "cuda")
+    optimizer = torch.optim.RAdam([weights], lr, capturable=device.type == "cuda")
 
-    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
-    obs_shape = (args.num_steps, args.num_envs, *envs.single_observation_space.shape)
-    obs = torch.zeros(obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
-    actions = np.zeros((args.num_steps, args.num_envs, *envs.single_action_space.shape), dtype=np.int64)
-    rewards, dones, final_values, starts = np.zeros((4, args.num_steps, args.num_envs), dtype=np.float32)
-    act_obs, act_action, act_starts = (torch.tensor(x[:1], device=device) for x in (obs, actions, starts))
-    act_state, initial_state = torch.zeros((2, 2, args.num_envs, 128), device=device)  # of now, of the rollout's start
-    b_obs, b_actions, b_starts, b_returns = (torch.tensor(x, device=device) for x in (obs, actions, starts, rewards))
-    mb_inds = torch.zeros(minibatch_envs, dtype=torch.long, device=device)
-    loss_names = ["td_loss", "q_values"]
-    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
-    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
-    recent_returns = deque(maxlen=20)
+    # Storage: environments fill NumPy arrays, networks read tensors, which a graph needs in place
+    steps_envs, obs_shape = (args.num_steps, args.num_envs), envs.single_observation_space.shape
+    obs = torch.zeros(*steps_envs, *obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((*steps_envs, *envs.single_action_space.shape), dtype=np.int64)
+    rewards, dones, final_values, starts = np.zeros((4, *steps_envs), dtype=np.float32)
+    b_obs, b_actions = (torch.tensor(x, device=device) for x in (obs, actions))
+    b_returns, b_starts = torch.zeros((2, *steps_envs), device=device)
+    act_state, initial_state = torch.zeros((2, 2, args.num_envs, 128), device=device)  # now, at first
+    losses = Means()
 
     @torch.no_grad()
-    def act():
-        q_values, state = q_network(act_obs, act_state, act_starts)
-        act_action.copy_(q_values.argmax(2))
+    def act(obs, starts):
+        q_values, state = q_network(obs[None].to(device), act_state, starts[None].to(device))
         act_state.copy_(state)
+        return q_values[0].argmax(1)
 
     @torch.no_grad()
-    def value(x, state, starts):
-        x, starts = (torch.as_tensor(array, device=device) for array in (x, starts))
-        return q_network(x, state, starts)[0].amax(2).cpu().numpy()
+    def value(obs, state, starts):
+        obs, starts = (torch.as_tensor(x, device=device) for x in (obs, starts))
+        return q_network(obs, state, starts.float())[0].amax(2).cpu().numpy()
 
-    def update():
-        global q_values, td_loss
-        q_values, _ = q_network(b_obs[:, mb_inds], initial_state[:, mb_inds], b_starts[:, mb_inds])
-        q_values = q_values.gather(2, b_actions[:, mb_inds].unsqueeze(2)).squeeze(2)
-        td_loss = nn.functional.mse_loss(q_values, b_returns[:, mb_inds])
-
+    def update(inds):
+        q_values, _ = q_network(b_obs[:, inds], initial_state[:, inds], b_starts[:, inds])
+        td_loss, logged = pqn_loss(q_values, b_actions[:, inds], b_returns[:, inds])
         weights.grad.zero_()
         td_loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
-        with torch.no_grad():
-            losses.add_(torch.stack([td_loss, q_values.mean()]))
+        losses.add(logged)
+        return logged
 
     if device.type == "cuda" and args.cuda_graphs:
         act, update = cuda_graph(act), cuda_graph(update)
 
-    # Resume
-    def save_checkpoint():  # without the LSTM's state, as a resumed run starts new games
-        writer.flush()
-        state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
-        state |= {"q_network": q_network.state_dict(), "numpy_rng": rng.bit_generator.state}
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["recent_returns"] = [float(episodic_return) for episodic_return in recent_returns]
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        q_network.load_state_dict(checkpoint["q_network"])
-        recent_returns.extend(checkpoint["recent_returns"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        rng.bit_generator.state = checkpoint["numpy_rng"]
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
-
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
+    global_step = run.restore({"q_network": q_network, "optimizer": optimizer, "rng": rng})
     exploration_steps = args.exploration_fraction * args.total_timesteps
     next_obs, infos = envs.reset(seed=args.seed + global_step)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+            lr.fill_((1 - iteration / num_iterations) * args.learning_rate)
 
         # Act
         final_values[:] = 0
         initial_state.copy_(act_state)
         for step in range(args.num_steps):
             obs[step], starts[step] = next_obs, envs.starts
-            act_obs[0].copy_(torch.from_numpy(obs[step]), non_blocking=True)
-            act_starts[0].copy_(torch.from_numpy(starts[step]))
-            act()
             epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
             explore = rng.random(args.num_envs) < epsilon
-            random_actions = rng.integers(envs.single_action_space.n, size=args.num_envs)
-            actions[step] = np.where(explore, random_actions, act_action[0].cpu().numpy())
+            random_actions = rng.integers(num_actions, size=args.num_envs)
+            greedy_actions = act(*map(torch.from_numpy, (obs[step], starts[step]))).cpu().numpy()
+            actions[step] = np.where(explore, random_actions, greedy_actions)
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
             rewards[step], dones[step] = np.sign(reward), terminated | truncated
-            episode_returns += reward
-            episode_lengths += 1
+            run.log_episodes(global_step, reward, infos["game_over"])
             cut = truncated & ~terminated
             if cut.any():
-                final_obs, going_on = infos["final_obs"][None, cut], np.zeros((1, cut.sum()), dtype=np.float32)
-                final_values[step, cut] = value(final_obs, act_state[:, cut], going_on)
-            for i in np.flatnonzero(infos["game_over"]):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                writer.add_scalar("charts/avg_episodic_return", np.mean(recent_returns), global_step + i + 1)
-                episode_returns[i] = episode_lengths[i] = 0
+                final_memory = act_state[:, cut], np.zeros((1, cut.sum()))
+                final_values[step, cut] = value(infos["final_obs"][None, cut], *final_memory)
             global_step += args.num_envs
 
-        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        # Targets: the weights have not changed since, so one batch serves all steps
         b_obs.copy_(torch.from_numpy(obs))
         b_actions.copy_(torch.from_numpy(actions))
         b_starts.copy_(torch.from_numpy(starts))
-        next_starts = envs.starts[None].astype(np.float32)
-        values, next_value = value(b_obs, initial_state, b_starts), value(next_obs[None], act_state, next_starts)[0]
-        returns = lambda_returns(rewards, values, next_value, dones, final_values, args.gamma, args.q_lambda)
+        most = max(1, 2**14 // args.num_steps)  # 1024 x 128 frames at once would need 15 GB
+        parts = zip(*(x.split(most, dim=1) for x in (b_obs, initial_state, b_starts)))
+        values = np.concatenate([value(*part) for part in parts], axis=1)
+        next_value = value(next_obs[None], act_state, envs.starts[None])[0]
+        following = next_value, dones, final_values
+        returns = lambda_returns(rewards, values, *following, args.gamma, args.q_lambda)
         b_returns.copy_(torch.from_numpy(returns))
 
         # Learn
-        losses.zero_()
         for epoch in range(args.update_epochs):
             for inds in torch.randperm(args.num_envs, device=device).split(minibatch_envs):
-                mb_inds.copy_(inds)
-                update()
+                td_loss, q_values = update(inds).values()
 
         # Log
-        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
-        if not np.isfinite([*means, weights.sum().item()]).all():
-            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-        for name, mean in zip(loss_names, means):
-            writer.add_scalar(f"losses/{name}", mean, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        run.log(global_step, losses.take(), {"charts/learning_rate": lr.item()})
 
         # Checkpoint
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
+            film = run.dir / f"videos/step-{global_step}.mp4"
             game = make_envs(args.env_id, 1, life_loss=False)
             policy = epsilon_greedy_with_memory(q_network, game, args.end_e, device)
-            record_game(policy, game, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+            record_game(policy, game, args.env_id, args.seed, film)
+        run.checkpoint(global_step, last=iteration == num_iterations - 1)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(q_network.state_dict(), run_dir / "model.safetensors")
+        save_file(q_network.state_dict(), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)
