@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.files import defines, each, family, require_for, script
-from helpers.processes import inspect_run
+from helpers.processes import LONG, inspect_run
 
 GAMMA, ALPHA = 0.5, 0.2
 DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4"
@@ -52,7 +52,7 @@ def test_solves_the_games(name, tmp_path):
     require_for(name)
     flags = FLAGS[family(name)].replace("--num-envs", "--local-num-envs" if "multigpu" in name else "--num-envs")
     argv = [*flags.split(), "--gamma", GAMMA, "--checkpoint-freq", 10**9]
-    result = inspect_run(script(name), *argv, cwd=tmp_path, before=BEFORE, after=LOOK)
+    result = inspect_run(script(name), *argv, cwd=tmp_path, before=BEFORE, after=LOOK, variables=LONG)
     assert result["actions"].tolist() == [0, 1]
     expected, tolerance = [GAMMA, GAMMA, 1, 1, 1 / (1 - GAMMA)], 0.2
     if family(name) == "sac":  # the entropy of both actions has its price: where they are equal, where one is worth 1
