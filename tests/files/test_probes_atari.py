@@ -11,10 +11,10 @@ GAMMA, ALPHA = 0.5, 0.2
 DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4"
 DQN += " --batch-size 16"
 FLAGS = {
-    "ppo": "--num-envs 8 --num-steps 16 --total-timesteps 3840 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss",
-    "dqn": f"{DQN} --learning-rate 0.0005 --total-timesteps 1600 --end-e 0.2",
-    "c51": f"{DQN} --learning-rate 0.0005 --total-timesteps 1600 --end-e 0.2 --v-min -4 --v-max 4",
-    "rainbow": f"{DQN} --learning-rate 0.0005 --total-timesteps 1600 --v-min -4 --v-max 4",
+    "ppo": "--num-envs 8 --num-steps 16 --total-timesteps 1792 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss",
+    "dqn": f"{DQN} --learning-rate 0.0005 --total-timesteps 1000 --end-e 0.2",
+    "c51": f"{DQN} --learning-rate 0.0005 --total-timesteps 1000 --end-e 0.2 --v-min -4 --v-max 4",
+    "rainbow": f"{DQN} --learning-rate 0.0005 --total-timesteps 800 --v-min -4 --v-max 4",
     "sac": f"{DQN.replace('train', 'update')} --policy-lr 0.0001 --q-lr 0.0005 --total-timesteps 800"
     f" --no-autotune --alpha {ALPHA}",
 }
