@@ -82,7 +82,7 @@ def test_a_reward_far_ahead(name, tmp_path):
     require_for(name)
     argv = [*CORRIDOR[family(name)].split(), "--checkpoint-freq", 10**9]
     before = BEFORE.replace("probe_atari.AtariVectorEnv", "probe_atari.Corridor")
-    result = inspect_run(script(name), *argv, cwd=tmp_path, before=before, after=LOOK_AHEAD)
+    result = inspect_run(script(name), *argv, cwd=tmp_path, before=before, after=LOOK_AHEAD, variables=LONG)
     assert {age: result["actions"][age] for age in Corridor.turns} == Corridor.turns
     errors = np.asarray(result["values"]) - 0.9 ** np.arange(10)[::-1]
     assert np.abs(errors).mean() < 0.2, f"values {result['values']}"  # 0.58 where each is worth its own reward
