@@ -16,7 +16,7 @@ import pytest
 
 from helpers.files import continuous_control, defines, each, each_text, family, load, require_for, script, uses
 from helpers.oracles import FOLLOW_TRANSITIONS
-from helpers.processes import inspect_run
+from helpers.processes import LONG, inspect_run
 
 torch = pytest.importorskip("torch")
 
@@ -497,7 +497,7 @@ def test_a_run_step_by_step(name, tmp_path):
     require_for(name)
     flags = flags_of(name)
     argv = FLAGS.split() + [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", value)]
-    got = inspect_run(script(name), *argv, cwd=tmp_path, before=FOLLOW, after=ROWS)
+    got = inspect_run(script(name), *argv, cwd=tmp_path, before=FOLLOW, after=ROWS, variables=LONG)
     steps = got["steps"]
     assert [step["global_step"] for step in steps] == list(range(0, 69, 3))
     for kernel in steps[-1]["nets"]["qf"][::2]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.files import FILES, require_for, script
-from helpers.processes import run, run_dir
+from helpers.processes import LONG, run, run_dir
 from helpers.scalars import raw_scalars
 
 DQN = "--env-id CartPole-v1 --total-timesteps 60000 --learning-starts 2000 --exploration-fraction 0.3"
@@ -33,7 +33,7 @@ def task(name):
 def test_learns(name, tmp_path):
     require_for(name)
     flags, threshold = TASKS[name]
-    run(script(name), *flags.split(), "--seed", 1, cwd=tmp_path, timeout=600)
+    run(script(name), *flags.split(), "--seed", 1, cwd=tmp_path, timeout=600, variables=LONG)
     returns = [value for tag, _, value in raw_scalars(run_dir(tmp_path)) if tag == "charts/episodic_return"]
     assert np.mean(returns[:20]) < threshold - 0.5 * abs(threshold), "solved from the start: the threshold says nothing"
     assert np.mean(returns[-20:]) >= threshold

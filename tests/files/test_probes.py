@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.files import FILES, LINEAGE, defines, family, require_for, script
-from helpers.processes import inspect_runs
+from helpers.processes import LONG, inspect_runs
 
 GAMMA = 0.5  # small, so that values converge fast
 FLAGS = {
@@ -109,7 +109,8 @@ def test_values_and_actions(name, tmp_path):
     # where actions are discrete: the probability of action 1, or the greedy action
     sides = [0.5 * side if kind == "continuous" else float(side > 0) for side in SIDES]
     wrong = []
-    for probe, result in zip(probes, inspect_runs(script(name), argvs, cwd=tmp_path, after=LOOK), strict=True):
+    results = inspect_runs(script(name), argvs, cwd=tmp_path, after=LOOK, variables=LONG)
+    for probe, result in zip(probes, results, strict=True):
         if probe == "Cases" and result["values"] != pytest.approx(np.array(VALUES), rel=0.1, abs=0.1):
             wrong.append(f"values {result['values']} in place of {VALUES}")
         if result["actions"] != pytest.approx(np.array(sides), abs=0.15 if kind == "continuous" else 0.1):

@@ -1,19 +1,20 @@
-"""The files for Atari games solve the two games of probe_atari.py: choice, discounting, termination and truncation."""
+"""The files for Atari games solve those of probe_atari.py: a choice, discounting, both ends, and a reward far ahead."""
 
 import numpy as np
 import pytest
 
 from helpers.files import defines, each, family, require_for, script
-from helpers.processes import inspect_run
+from helpers.probe_atari import Corridor
+from helpers.processes import LONG, inspect_run
 
 GAMMA, ALPHA = 0.5, 0.2
 DQN = "--learning-starts 100 --buffer-size 2000 --train-frequency 4 --target-network-frequency 40 --num-envs 4"
 DQN += " --batch-size 16"
 FLAGS = {
-    "ppo": "--num-envs 8 --num-steps 16 --total-timesteps 3840 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss",
-    "dqn": f"{DQN} --learning-rate 0.0005 --total-timesteps 1600 --end-e 0.2",
-    "c51": f"{DQN} --learning-rate 0.0005 --total-timesteps 1600 --end-e 0.2 --v-min -4 --v-max 4",
-    "rainbow": f"{DQN} --learning-rate 0.0005 --total-timesteps 1600 --v-min -4 --v-max 4",
+    "ppo": "--num-envs 8 --num-steps 16 --total-timesteps 1792 --learning-rate 0.001 --ent-coef 0.001 --no-clip-vloss",
+    "dqn": f"{DQN} --learning-rate 0.0005 --total-timesteps 1000 --end-e 0.2",
+    "c51": f"{DQN} --learning-rate 0.0005 --total-timesteps 1000 --end-e 0.2 --v-min -4 --v-max 4",
+    "rainbow": f"{DQN} --learning-rate 0.0005 --total-timesteps 800 --v-min -4 --v-max 4",
     "sac": f"{DQN.replace('train', 'update')} --policy-lr 0.0001 --q-lr 0.0005 --total-timesteps 800"
     f" --no-autotune --alpha {ALPHA}",
 }
@@ -52,7 +53,7 @@ def test_solves_the_games(name, tmp_path):
     require_for(name)
     flags = FLAGS[family(name)].replace("--num-envs", "--local-num-envs" if "multigpu" in name else "--num-envs")
     argv = [*flags.split(), "--gamma", GAMMA, "--checkpoint-freq", 10**9]
-    result = inspect_run(script(name), *argv, cwd=tmp_path, before=BEFORE, after=LOOK)
+    result = inspect_run(script(name), *argv, cwd=tmp_path, before=BEFORE, after=LOOK, variables=LONG)
     assert result["actions"].tolist() == [0, 1]
     expected, tolerance = [GAMMA, GAMMA, 1, 1, 1 / (1 - GAMMA)], 0.2
     if family(name) == "sac":  # the entropy of both actions has its price: where they are equal, where one is worth 1
@@ -60,3 +61,28 @@ def test_solves_the_games(name, tmp_path):
         expected = [equal + GAMMA * choice, equal + GAMMA * choice, choice, choice, (1 + equal) / (1 - GAMMA)]
         tolerance = 0.05
     assert np.asarray(result["values"]) == pytest.approx(expected, abs=tolerance)
+
+
+FAR = "--learning-starts 200 --buffer-size 2000 --train-frequency 8 --target-network-frequency 80 --num-envs 8"
+FAR += " --batch-size 16 --gamma 0.9"
+CORRIDOR = {  # not for SAC, whose 175 updates take 8 seconds and do not suffice
+    "dqn": f"{FAR} --learning-rate 0.0005 --total-timesteps 1600 --end-e 0.1 --exploration-fraction 0.5",
+    "c51": f"{FAR} --learning-rate 0.001 --total-timesteps 1400 --end-e 0.1 --exploration-fraction 0.5",
+    "rainbow": f"{FAR} --learning-rate 0.001 --total-timesteps 800 --target-network-frequency 40",
+}
+CORRIDOR = {name: flags + " --v-min -1 --v-max 1" * (name != "dqn") for name, flags in CORRIDOR.items()}
+GAMES = "np.concatenate((probe_atari.SIDES, probe_atari.CHOICE, probe_atari.CONSTANT))"
+assert GAMES in LOOK and "[2:4]" in LOOK
+LOOK_AHEAD = LOOK.replace(GAMES, "probe_atari.Corridor('', 1).look(range(10))").replace("[2:4]", "")
+
+
+@each(lambda name: defines(name, "import AtariVectorEnv") and family(name) in CORRIDOR)
+def test_a_reward_far_ahead(name, tmp_path):
+    """It is seen rarely, and its value comes to the first frame through nine others."""
+    require_for(name)
+    argv = [*CORRIDOR[family(name)].split(), "--checkpoint-freq", 10**9]
+    before = BEFORE.replace("probe_atari.AtariVectorEnv", "probe_atari.Corridor")
+    result = inspect_run(script(name), *argv, cwd=tmp_path, before=before, after=LOOK_AHEAD, variables=LONG)
+    assert {age: result["actions"][age] for age in Corridor.turns} == Corridor.turns
+    errors = np.asarray(result["values"]) - 0.9 ** np.arange(10)[::-1]
+    assert np.abs(errors).mean() < 0.2, f"values {result['values']}"  # 0.58 where each is worth its own reward

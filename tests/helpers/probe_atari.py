@@ -1,4 +1,4 @@
-"""A stand-in for ale_py's AtariVectorEnv, with two games that are solved in some hundred updates.
+"""Stand-ins for ale_py's AtariVectorEnv, with games that are solved in some hundred updates. The first has two:
 
 - choice: the first frame is bright on the left or on the right, the second one dark; the action at the second step is
   right (reward 1) if it names that side, and the game is over: values gamma and 1. Who sees one frame at a time has to
@@ -46,3 +46,32 @@ class AtariVectorEnv:
 
     def close(self):
         pass
+
+
+class Corridor(AtariVectorEnv):
+    """Ten steps with a bar that moves to the right; at three of them the wrong action ends the game, and only the last
+    step gives 1. Who acts at random gets there in one game of eight, and what the first frame is worth, gamma to the
+    power of 9, comes to it through all others."""
+
+    length = 10
+    turns = {1: 0, 4: 1, 7: 0}  # step -> the right action
+    frames = np.zeros((length + 4, 84, 84), dtype=np.uint8)  # three black ones, then one of each age
+    for age in range(length + 1):
+        frames[age + 3, :, 7 * age : 7 * age + 14] = 255
+
+    def look(self, ages):
+        return self.frames[np.asarray(ages)[:, None] + np.arange(4 - self.stack_num, 4)]
+
+    def reset(self, seed=None):
+        self.age = np.zeros(self.num_envs, dtype=int)
+        return self.look(self.age), {"lives": np.zeros(self.num_envs, dtype=int)}
+
+    def step(self, actions):
+        lost = np.array([self.turns.get(*pair) != pair[1] for pair in zip(self.age.tolist(), actions.tolist())])
+        self.age += 1
+        over = lost | (self.age == self.length)
+        infos = {"lives": np.zeros(self.num_envs, dtype=int), "final_obs": np.full(self.num_envs, None)}
+        for i in np.flatnonzero(over):
+            infos["final_obs"][i] = self.look(self.age[i : i + 1])[0]
+        self.age[over] = 0
+        return self.look(self.age), (over & ~lost).astype(np.int32), over, np.zeros_like(over), infos
