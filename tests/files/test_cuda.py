@@ -38,7 +38,7 @@ def all_weights():
 
 
 def again(function):
-    """A captured function once more, with the arguments of the last time."""
+    # a captured function once more, with the arguments of the last time
     return function(*inspect.getclosurevars(function).nonlocals["inputs"])
 
 
@@ -133,12 +133,20 @@ def test_replays_are_fresh_and_see_the_weights(name, tmp_path):
         assert (one == 0).all() and (other == 1).all()
 
 
+TWICE = """
+losses.take()
+for key in ("first", "second"):
+    logged = again(step)
+    torch.cuda.synchronize()
+    result[key] = [value.item() for value in logged.values()]
+result["means"] = [*losses.take().values()]
+"""
+
+
 @captured_files
 def test_what_a_person_asks_for_is_there_when_captured(name, tmp_path):
     """Tensors made during the capture stay readable, and show the last update: not those of the capture itself."""
-    after = "losses.take()\nfor key in ('first', 'second'):\n    logged = again(step)\n    torch.cuda.synchronize()\n"
-    after += "    result[key] = [value.item() for value in logged.values()]\nresult['means'] = [*losses.take().values()]"
-    result = run_on_gpu(name, tmp_path, after=after)
+    result = run_on_gpu(name, tmp_path, after=TWICE)
     assert np.isfinite(result["first"]).all()
     assert result["first"] != result["second"], "the values are stale"
     np.testing.assert_allclose(result["means"], np.mean([result["first"], result["second"]], axis=0), rtol=1e-3)
