@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers.files import each, family, require_for, script, smoke, step_sizes, uses
+from helpers.files import each, require_for, script, smoke, step_sizes, uses
 from helpers.processes import environment, inspect_run
 
 captured_files = each(lambda name: uses(name, "torch") and "cuda_graph(" in script(name).read_text())
