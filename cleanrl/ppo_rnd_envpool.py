@@ -5,18 +5,19 @@
 #     "torch>=2.8", "tyro>=0.9",
 # ]
 # ///
-"""Random Network Distillation (RND, Burda et al. 2018, arXiv:1810.12894): PPO with curiosity, Atari games of EnvPool.
+"""Random Network Distillation (RND, Burda et al. 2018, arXiv:1810.12894): curiosity, Atari games of EnvPool.
 
 Differs from ppo_atari_envpool.py:
-1. a predictor learns the features of a fixed random network; its error on the next frame, high where frames are new,
-   is an intrinsic reward, in units of the deviation of its discounted sums;
-2. intrinsic and extrinsic returns have their own discount and value; intrinsic ones go on across the ends of games;
-3. a deeper network, sticky actions, more environments, and random play before training to standardise frames by.
+1. a predictor learns the features of a fixed random network; its error on the next frame, high where
+   frames are new, is an intrinsic reward, in units of the deviation of its discounted sums;
+2. both kinds of return have their own discount and value; intrinsic ones go on across ends of games;
+3. a deeper network, sticky actions, more environments, random play first to standardise frames by.
 
 Differs from the paper:
 1. a lost life ends the extrinsic return, games last up to 27000 steps and start after up to 30 no-ops;
-2. advantages are standardised per minibatch, extrinsic value losses clipped like ratios, gradients clipped to a norm;
-3. the learning rate decays linearly; a game cut off by a time limit is bootstrapped from its final observation.
+2. advantages are standardised per minibatch, extrinsic value losses clipped like ratios;
+3. gradients are clipped to a global norm, and the learning rate decays linearly;
+4. a game cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_rnd_envpool.py --env-id MontezumaRevenge-v5 --total-timesteps 2000000000
 """
@@ -26,17 +27,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
@@ -54,21 +57,6 @@ except ImportError:  # make_envs says what to do
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "MontezumaRevenge-v5"  # environment
     total_timesteps: int = 2_000_000_000  # environment steps in total
     learning_rate: float = 1e-4  # step size of the optimizer
@@ -92,88 +80,35 @@ class Args:
     int_gamma: float = 0.99  # discount of intrinsic rewards
     num_iterations_obs_norm_init: int = 50  # rollouts of random play that frames are standardised by at first
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
 class SameStepEnvPool:
-    """EnvPool, but a finished game restarts within its last step, where EnvPool would spend the next step on that.
+    """EnvPool, but a game restarts within the last step of the one before, not in a step of its own.
 
-    `starts` tells where the observations are the first ones of a game or of a life: networks with memory need it.
+    `starts` tells where a game or a life begins: networks with memory need it.
     """
+
+    metadata = {"render_modes": ["rgb_array"]}  # by record_game
 
     def __init__(self, env_id, num_envs, life_loss, **options):
         self.make = partial(envpool.make, env_id, env_type="gymnasium", num_envs=num_envs, **options)
         spec = envpool.make_spec(env_id, num_envs=num_envs, **options)
-        self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
+        self.single_observation_space = spec.observation_space
+        self.single_action_space = spec.action_space
         self.num_envs, self.life_loss = num_envs, life_loss
 
     def reset(self, seed):
@@ -185,7 +120,7 @@ class SameStepEnvPool:
     def step(self, actions):
         obs, reward, terminated, truncated, infos = self.pool.step(actions)
         game_over, lives, final_obs = terminated | truncated, infos["lives"], obs
-        life_lost = (0 < lives) & (lives < self.lives)  # some games go on for a moment with no life left
+        life_lost = (0 < lives) & (lives < self.lives)  # some games go on a little with no life left
         self.starts = game_over | life_lost
         if self.life_loss:
             terminated = terminated | life_lost
@@ -194,7 +129,8 @@ class SameStepEnvPool:
             obs, lives = obs.copy(), lives.copy()
             obs[infos["env_id"]], lives[infos["env_id"]] = first_obs, infos["lives"]
         self.lives = lives
-        return obs, reward, terminated, truncated, {"final_obs": final_obs, "game_over": game_over}
+        infos = {"final_obs": final_obs, "game_over": game_over}
+        return obs, reward, terminated, truncated, infos
 
     def close(self):
         self.pool.close()
@@ -202,16 +138,166 @@ class SameStepEnvPool:
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
     if envpool is None:
-        raise ImportError("EnvPool is missing: pip install envpool (Linux only, ppo_atari.py runs elsewhere)")
+        raise ImportError("EnvPool is missing: pip install envpool (Linux; elsewhere: ppo_atari.py)")
     env_id = env_id.replace("NoFrameskip-v4", "-v5")  # EnvPool's name of the same game
     if env_id not in envpool.list_all_envs():
         near = difflib.get_close_matches(env_id, envpool.list_all_envs())
-        raise gym.error.Error(f"EnvPool has no {env_id}; its names are like {', '.join(near) or 'Breakout-v5'}")
+        raise gym.error.Error(f"EnvPool has no {env_id}, but {', '.join(near) or 'Breakout-v5'}")
     spec = envpool.make_spec(env_id)
     if "episodic_life" not in spec.config._fields:
-        file = "ppo.py" if isinstance(spec.action_space, gym.spaces.Discrete) else "ppo_continuous_action.py"
-        raise gym.error.Error(f"{env_id} is not an Atari game; {file} handles vector observations")
-    return SameStepEnvPool(env_id, num_envs, life_loss, repeat_action_probability=0.25, **options)
+        discrete = isinstance(spec.action_space, gym.spaces.Discrete)
+        file = "ppo.py" if discrete else "ppo_continuous_action.py"
+        raise gym.error.Error(f"{env_id} is not an Atari game: {file} for vectors as observations")
+    options = {"repeat_action_probability": 0.25} | options
+    return SameStepEnvPool(env_id, num_envs, life_loss, **options)
+
+
+def layer_init(layer, std=2**0.5):
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and deviation of all rows so far (Chan et al. 1979), saved with the model."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.count = nn.Buffer(torch.tensor(1e-4))
+        self.mean = nn.Buffer(torch.zeros(shape))
+        self.std = nn.Buffer(torch.ones(shape))
+
+    def update(self, x):
+        delta, total = x.mean(0) - self.mean, self.count + len(x)
+        squares = self.count * self.std**2 + len(x) * x.var(0, correction=0)
+        squares = squares + delta**2 * self.count * len(x) / total
+        self.std.copy_((squares / total).clamp(min=1e-8).sqrt())
+        self.mean.add_(delta * len(x) / total)
+        self.count.copy_(total)
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+
+        def convolutions(channels, activation):
+            def conv(inputs, outputs, size, stride):
+                return layer_init(nn.Conv2d(inputs, outputs, size, stride)), activation()
+
+            return *conv(channels, 32, 8, 4), *conv(32, 64, 4, 2), *conv(64, 64, 3, 1), nn.Flatten()
+
+        def linear(inputs, outputs, std=2**0.5):
+            return layer_init(nn.Linear(inputs, outputs), std), nn.ReLU()
+
+        layers = *convolutions(4, nn.ReLU), *linear(64 * 7 * 7, 256), *linear(256, 448)
+        self.network = nn.Sequential(*layers)
+        layers = linear(448, 448, std=0.01)
+        logits = layer_init(nn.Linear(448, envs.single_action_space.n), std=0.01)
+        self.actor = nn.Sequential(*layers, logits)
+        self.extra = nn.Sequential(*linear(448, 448, std=0.1))
+        self.critic = layer_init(nn.Linear(448, 2), std=0.01)  # extrinsic and intrinsic value
+        layers = *convolutions(1, nn.LeakyReLU), *linear(64 * 7 * 7, 512), *linear(512, 512)
+        self.predictor = nn.Sequential(*layers, layer_init(nn.Linear(512, 512)))
+        layers = convolutions(1, nn.LeakyReLU)
+        self.target = nn.Sequential(*layers, layer_init(nn.Linear(64 * 7 * 7, 512)))
+        self.target.requires_grad_(False)
+        self.obs_rms, self.return_rms = RunningMeanStd(1, 84, 84), RunningMeanStd()
+
+    def get_value(self, obs):
+        hidden = self.network(obs / 255)
+        return self.critic(hidden + self.extra(hidden)).unbind(-1)
+
+    @torch.no_grad()
+    def get_action(self, obs, deterministic=False):
+        logits = self.actor(self.network(obs / 255))
+        if not deterministic:  # Gumbel-max draw from the softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+    def evaluate(self, obs, action):
+        hidden = self.network(obs / 255)
+        logprobs = self.actor(hidden).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        logprob = -nn.functional.nll_loss(logprobs, action, reduction="none")
+        return logprob, entropy, *self.critic(hidden + self.extra(hidden)).unbind(-1)
+
+    def prediction_error(self, frames):
+        """How far the predictor is from the target, squared, for each frame and feature."""
+        x = ((frames - self.obs_rms.mean) / self.obs_rms.std).clamp(-5, 5)
+        return (self.predictor(x) - self.target(x)) ** 2
+
+
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved agent of a run, as a function from observations to actions."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+
+    def policy(obs):
+        obs = torch.tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(obs, deterministic).cpu().numpy()
+
+    return policy
+
+
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays; what follows
+    the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero."""
+    advantages, advantage = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
+        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
+        next_value = values[t]
+    return advantages
+
+
+def discounted_sums(rewards, start, gamma):
+    """Sums of the (num_steps, num_envs) rewards so far, step by step, from those of `start` on."""
+    sums = np.zeros_like(rewards)
+    for t in range(len(rewards)):
+        sums[t] = start = gamma * start + rewards[t]
+    return sums
+
+
+def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, args):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    logratio = newlogprob - logprob
+    ratio = logratio.exp()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()  # eq. 7
+    v_error = (newvalue - target) ** 2
+    if args.clip_vloss:
+        clipped_value = value + (newvalue - value).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - target) ** 2)
+    v_loss = 0.5 * v_error.mean()
+    entropy_loss = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+    with torch.no_grad():
+        old_approx_kl = -logratio.mean()
+        approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
+        clipfrac = (ratio != clipped_ratio).float().mean()
+    logged = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy_loss}
+    return loss, logged | {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
+
+
+def mean_of_share(x, share):
+    """Mean of a random share of the values, each in it with this probability; zero if none is."""
+    mask = torch.rand_like(x) < share
+    return (x * mask).sum() / mask.sum().clamp(min=1)
+
+
+def rnd_loss(newvalue, target, error, args):
+    """The losses of a minibatch's intrinsic values and of its predictions."""
+    v_loss = 0.5 * ((newvalue - target) ** 2).mean()
+    return v_loss, mean_of_share(error.mean(-1), args.update_proportion)
+
+
+def play_at_random(envs, frames):
+    """Fill the (num_steps, num_envs, 1, 84, 84) frames with those that random actions lead to."""
+    for step in range(len(frames)):
+        actions = torch.randint(envs.single_action_space.n, (envs.num_envs,)).numpy()
+        frames[step] = envs.step(actions)[-1]["final_obs"][:, -1:]
 
 
 def record_game(policy, envs, env_id, seed, path):
@@ -234,118 +320,264 @@ def record_game(policy, envs, env_id, seed, path):
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
-def layer_init(layer, std=2**0.5):
-    nn.init.orthogonal_(layer.weight, std)
-    nn.init.zeros_(layer.bias)
-    return layer
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
-class RunningMeanStd(nn.Module):
-    """Mean and standard deviation of all rows seen so far (Chan et al. 1979); part of the model, saved with it."""
-
-    def __init__(self, *shape):
-        super().__init__()
-        self.register_buffer("count", torch.tensor(1e-4))
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("std", torch.ones(shape))
-
-    def update(self, x):
-        delta, total = x.mean(0) - self.mean, self.count + len(x)
-        squares = self.count * self.std**2 + len(x) * x.var(0, correction=0) + delta**2 * self.count * len(x) / total
-        self.std.copy_((squares / total).clamp(min=1e-8).sqrt())
-        self.mean.add_(delta * len(x) / total)
-        self.count.copy_(total)
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
-class Agent(nn.Module):
-    def __init__(self, envs):
-        super().__init__()
-
-        def convolutions(channels, activation):
-            return (
-                layer_init(nn.Conv2d(channels, 32, 8, stride=4)),
-                activation(),
-                layer_init(nn.Conv2d(32, 64, 4, stride=2)),
-                activation(),
-                layer_init(nn.Conv2d(64, 64, 3, stride=1)),
-                activation(),
-                nn.Flatten(),
-            )
-
-        self.network = nn.Sequential(
-            *convolutions(4, nn.ReLU),
-            layer_init(nn.Linear(64 * 7 * 7, 256)),
-            nn.ReLU(),
-            layer_init(nn.Linear(256, 448)),
-            nn.ReLU(),
-        )
-        self.actor = nn.Sequential(
-            layer_init(nn.Linear(448, 448), std=0.01),
-            nn.ReLU(),
-            layer_init(nn.Linear(448, envs.single_action_space.n), std=0.01),
-        )
-        self.extra = nn.Sequential(layer_init(nn.Linear(448, 448), std=0.1), nn.ReLU())
-        self.critic = layer_init(nn.Linear(448, 2), std=0.01)  # extrinsic and intrinsic value
-        self.predictor = nn.Sequential(
-            *convolutions(1, nn.LeakyReLU),
-            layer_init(nn.Linear(64 * 7 * 7, 512)),
-            nn.ReLU(),
-            layer_init(nn.Linear(512, 512)),
-            nn.ReLU(),
-            layer_init(nn.Linear(512, 512)),
-        )
-        self.target = nn.Sequential(*convolutions(1, nn.LeakyReLU), layer_init(nn.Linear(64 * 7 * 7, 512)))
-        self.target.requires_grad_(False)
-        self.obs_rms, self.return_rms = RunningMeanStd(1, 84, 84), RunningMeanStd()
-
-    def get_value(self, obs):
-        hidden = self.network(obs / 255)
-        return self.critic(hidden + self.extra(hidden)).unbind(-1)
-
-    def get_action(self, obs, deterministic=False):
-        logits = self.actor(self.network(obs / 255))
-        if not deterministic:  # Gumbel-max draw from the softmax
-            logits = logits - torch.empty_like(logits).exponential_().log()
-        return logits.argmax(-1)
-
-    def evaluate(self, obs, action):
-        hidden = self.network(obs / 255)
-        logprobs = self.actor(hidden).log_softmax(-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        logprob = -nn.functional.nll_loss(logprobs, action, reduction="none")
-        return logprob, entropy, *self.critic(hidden + self.extra(hidden)).unbind(-1)
-
-    def prediction_error(self, frames):
-        """How far the predictor is from the target, squared, for each frame and feature."""
-        x = ((frames - self.obs_rms.mean) / self.obs_rms.std).clamp(-5, 5)
-        return (self.predictor(x) - self.target(x)) ** 2
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
 
 
-def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
-    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
 
-    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
-    """
-    advantages, advantage = np.zeros_like(rewards), 0.0
-    for t in reversed(range(len(rewards))):
-        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
-        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
-        next_value = values[t]
-    return advantages
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
 
 
-def discounted_sums(rewards, start, gamma):
-    """Sums of what has come so far, step by step, each environment of (num_steps, num_envs) rewards for itself."""
-    sums = np.zeros_like(rewards)
-    for t in range(len(rewards)):
-        sums[t] = start = gamma * start + rewards[t]
-    return sums
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
 
 
-def mean_of_share(x, share):
-    """Mean of a random share of the values, each in it with this probability; zero if none is."""
-    mask = torch.rand_like(x) < share
-    return (x * mask).sum() / mask.sum().clamp(min=1)
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
 
 
 def flatten(module):
@@ -360,18 +592,23 @@ def flatten(module):
 
 
 def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
 
-    def call():
-        nonlocal calls
+    def call(*args):
+        nonlocal calls, inputs, outputs
         calls += 1
         if calls <= warmup:
-            return function()
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
+                outputs = function(*inputs)
         graph.replay()
+        return outputs
 
     return call
 
@@ -387,37 +624,32 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
-    agent = Agent(envs).to(device)
-    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    return torch.no_grad()(
-        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device), deterministic).cpu().numpy()
-    )
+class RunWithMean(Run):
+    def log_episodes(self, global_step, reward, done):
+        """Log the mean of the last 20 returns too."""
+        returns = reward if self.returns is None else self.returns + reward
+        recent = self.recent_returns.copy()
+        for i in done.nonzero()[0]:
+            recent.append(returns[i])
+            mean = np.mean(recent)
+            self.writer.add_scalar("charts/avg_episodic_return", mean, global_step + i + 1)
+        super().log_episodes(global_step, reward, done)
 
 
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
-        fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     if batch_size % args.num_minibatches or minibatch_size < 2:
-        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
-    if args.num_iterations_obs_norm_init < 1 or not 0 < args.update_proportion <= 1:
-        fail("--num-iterations-obs-norm-init must be at least 1, --update-proportion above 0 and at most 1")
+        fail(f"--num-minibatches must divide {batch_size} steps into parts of two steps or more")
+    if not 0 < args.update_proportion <= 1:
+        fail("--update-proportion must be above 0 and at most 1")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    try:
-        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    try_envs(args, args.env_id, 1)
+    run = RunWithMean(args, num_iterations * batch_size)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -426,216 +658,150 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
-    # Environments
+    # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs)
-
-    # Agent and optimizer
     agent = Agent(envs).to(device)
-    weights = flatten(nn.ParameterList(param for param in agent.parameters() if param.requires_grad))
+    trained = nn.ParameterList(param for param in agent.parameters() if param.requires_grad)
+    weights = flatten(trained)
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam([weights], lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
 
-    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
-    obs_shape = (args.num_steps, args.num_envs, *envs.single_observation_space.shape)
-    obs = torch.zeros(obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
-    frame_shape = (args.num_steps, args.num_envs, 1, *obs_shape[3:])
-    next_frames = torch.zeros(frame_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
-    actions = np.zeros((args.num_steps, args.num_envs, *envs.single_action_space.shape), dtype=np.int64)
-    rewards, dones, final_values = np.zeros((3, args.num_steps, args.num_envs), dtype=np.float32)
-    game_over = np.zeros((args.num_steps, args.num_envs), dtype=bool)
-    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
-    b_obs, b_next_frames, b_actions = (
-        torch.tensor(x, device=device).flatten(0, 1) for x in (obs, next_frames, actions)
-    )
+    # Storage: environments fill NumPy arrays, networks read tensors, which a graph needs in place
+    steps_envs, obs_shape = (args.num_steps, args.num_envs), envs.single_observation_space.shape
+    obs = torch.zeros(*steps_envs, *obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
+    next_frames = torch.zeros_like(torch.from_numpy(obs[:, :, :1]), pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((*steps_envs, *envs.single_action_space.shape), dtype=np.int64)
+    rewards, dones, final_values = np.zeros((3, *steps_envs), dtype=np.float32)
+    game_over = np.zeros(steps_envs, dtype=bool)
+    episode_curiosity, int_return = np.zeros((2, args.num_envs))
+    arrays = obs, next_frames, actions
+    b_obs, b_next_frames, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in arrays)
     b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
-    b_int_values, b_int_returns = torch.zeros((2, batch_size), device=device)
-    mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
-    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "fwd_loss"]
-    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
-    episode_returns, episode_lengths, episode_curiosity, int_return = np.zeros((4, args.num_envs))
-    recent_returns = deque(maxlen=20)
+    b_int_values, b_int_returns, b_curiosity = torch.zeros((3, batch_size), device=device)
+    losses = Means()
+
+    def act(obs):
+        return agent.get_action(obs.to(device))
+
+    def policy(obs):  # not a graph: videos have one game
+        return agent.get_action(torch.tensor(obs, device=device)).cpu().numpy()
 
     @torch.no_grad()
-    def act():
-        act_action.copy_(agent.get_action(act_obs))
+    def value(obs):
+        values = agent.get_value(torch.as_tensor(obs, dtype=b_obs.dtype, device=device))
+        return [x.cpu().numpy() for x in values]
 
-    @torch.no_grad()
-    def value(x):
-        return [v.cpu().numpy() for v in agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device))]
-
-    def update():
-        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, fwd_loss, loss
-        newlogprob, entropy, newvalue, newintvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
-        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_advantages[mb_inds]
-        if args.norm_adv:
-            mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
-
-        logratio = newlogprob - b_logprobs[mb_inds]
-        ratio = logratio.exp()
-        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
-        v_error = (newvalue - mb_returns) ** 2
-        if args.clip_vloss:
-            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
-            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
-        v_loss = 0.5 * v_error.mean() + 0.5 * ((newintvalue - b_int_returns[mb_inds]) ** 2).mean()
-        entropy_loss = entropy.mean()
-        fwd_loss = mean_of_share(agent.prediction_error(b_next_frames[mb_inds]).mean(-1), args.update_proportion)
-        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss + fwd_loss
-
+    def update(inds):
+        *new, newintvalue = agent.evaluate(b_obs[inds], b_actions[inds])
+        rows = [x[inds] for x in (b_logprobs, b_values, b_advantages, b_returns)]
+        loss, logged = ppo_loss(*new, *rows, args)
+        error = agent.prediction_error(b_next_frames[inds])
+        int_v_loss, fwd_loss = rnd_loss(newintvalue, b_int_returns[inds], error, args)
+        loss = loss + args.vf_coef * int_v_loss + fwd_loss
+        logged |= {"value_loss": logged["value_loss"] + int_v_loss, "fwd_loss": fwd_loss}
         weights.grad.zero_()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
-        with torch.no_grad():
-            old_approx_kl = -logratio.mean()
-            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
-            clipfrac = (ratio != clipped_ratio).float().mean()
-            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac, fwd_loss]))
+        losses.add(logged)
+        return logged
 
     if device.type == "cuda" and args.cuda_graphs:
         act, update = cuda_graph(act), cuda_graph(update)
 
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["recent_returns"] = [float(episodic_return) for episodic_return in recent_returns]
-        state["int_return"] = torch.from_numpy(int_return)
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        agent.load_state_dict(checkpoint["agent"])
-        int_return[:] = checkpoint["int_return"].numpy()
-        recent_returns.extend(checkpoint["recent_returns"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
-
     # Training loop
+    global_step = run.restore({"agent": agent, "optimizer": optimizer})
+    int_return[:] = run.saved.get("int_return", 0)
     if global_step == 0:  # these steps are not counted, and their games end here
-        print(f"Random play to standardise frames: {args.num_iterations_obs_norm_init * batch_size} steps", flush=True)
+        run.say(f"Random play to standardise frames: {args.num_iterations_obs_norm_init * batch_size} steps")
         envs.reset(seed=args.seed + 2**29)
-        for iteration in range(args.num_iterations_obs_norm_init):
-            for step in range(args.num_steps):
-                actions[step] = torch.randint(envs.single_action_space.n, actions[step].shape).numpy()
-                next_frames[step] = envs.step(actions[step])[-1]["final_obs"][:, -1:]
-            agent.obs_rms.update(b_next_frames.copy_(torch.from_numpy(next_frames).flatten(0, 1)).float())
-            if stop_signals:  # the checkpoint of step 0 stays as it is: a resumed run plays again
-                print(f"\nStopped at step 0. To continue: python {sys.argv[0]} --resume {run_dir}")
-                sys.exit(75)
-    start_time, start_step = time.perf_counter(), global_step
+        for _ in range(args.num_iterations_obs_norm_init):
+            play_at_random(envs, next_frames)
+            b_next_frames.copy_(torch.from_numpy(next_frames).flatten(0, 1))
+            agent.obs_rms.update(b_next_frames.float())
+            run.end_if_asked(0)  # the checkpoint of step 0 stays as it is: a resumed run plays again
+        run.start_time, run.marks[0] = time.perf_counter(), (time.perf_counter(), 0)
     next_obs, infos = envs.reset(seed=args.seed + global_step)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+            lr.fill_((1 - iteration / num_iterations) * args.learning_rate)
 
         # Act
         final_values[:] = 0
         for step in range(args.num_steps):
             obs[step] = next_obs
-            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
-            act()
-            actions[step] = act_action.cpu().numpy()
+            actions[step] = act(torch.from_numpy(obs[step])).cpu().numpy()
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
             rewards[step], dones[step] = np.sign(reward), terminated | truncated
             next_frames[step], game_over[step] = infos["final_obs"][:, -1:], infos["game_over"]
-            episode_returns += reward
-            episode_lengths += 1
+            run.log_episodes(global_step, reward, infos["game_over"])
             cut = truncated & ~terminated
             if cut.any():
                 final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))[0]
-            for i in np.flatnonzero(infos["game_over"]):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                writer.add_scalar("charts/avg_episodic_return", np.mean(recent_returns), global_step + i + 1)
-                episode_returns[i] = episode_lengths[i] = 0
             global_step += args.num_envs
 
-        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        # Targets: the weights have not changed since, so one batch serves all steps
         b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         b_next_frames.copy_(torch.from_numpy(next_frames).flatten(0, 1))
         with torch.no_grad():
-            b_logprobs[:], _, b_values[:], b_int_values[:] = agent.evaluate(b_obs, b_actions)
-            curiosity = agent.prediction_error(b_next_frames).sum(-1).cpu().numpy().reshape(rewards.shape) / 2
+            for i in range(0, batch_size, 2**14):  # 1024 x 128 frames at once would need 15 GB
+                rows = slice(i, i + 2**14)
+                new = agent.evaluate(b_obs[rows], b_actions[rows])
+                b_logprobs[rows], _, b_values[rows], b_int_values[rows] = new
+                b_curiosity[rows] = agent.prediction_error(b_next_frames[rows]).sum(-1) / 2
+        tensors = b_values, b_int_values, b_curiosity
+        values, int_values, curiosity = (x.cpu().numpy().reshape(rewards.shape) for x in tensors)
         int_returns = discounted_sums(curiosity, int_return, args.int_gamma)
         int_return[:] = int_returns[-1]
         agent.return_rms.update(torch.from_numpy(int_returns).flatten().to(device))
         int_rewards = curiosity / agent.return_rms.std.item()
-        values, int_values = (x.cpu().numpy().reshape(rewards.shape) for x in (b_values, b_int_values))
         next_value, next_int_value = value(next_obs)
-        advantages = gae(rewards, values, next_value, dones, final_values, args.gamma, args.gae_lambda)
-        # Intrinsic returns know no end: what follows the last step of a game is the first observation of the next one
-        never = np.zeros_like(dones)
-        int_advantages = gae(int_rewards, int_values, next_int_value, never, never, args.int_gamma, args.gae_lambda)
-        b_advantages.copy_(torch.from_numpy(args.ext_coef * advantages + args.int_coef * int_advantages).flatten())
+        following = next_value, dones, final_values
+        advantages = gae(rewards, values, *following, args.gamma, args.gae_lambda)
+        never = np.zeros_like(dones)  # intrinsic returns go on from one game to the next
+        following = next_int_value, never, never
+        int_advantages = gae(int_rewards, int_values, *following, args.int_gamma, args.gae_lambda)
+        both = args.ext_coef * advantages + args.int_coef * int_advantages
+        b_advantages.copy_(torch.from_numpy(both).flatten())
         b_returns.copy_(torch.from_numpy(advantages + values).flatten())
         b_int_returns.copy_(torch.from_numpy(int_advantages + int_values).flatten())
 
         # Learn
-        losses.zero_()
         for epoch in range(args.update_epochs):
             for inds in torch.randperm(batch_size, device=device).split(minibatch_size):
-                mb_inds.copy_(inds)
-                update()
+                logged = update(inds)
+                v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac, fwd_loss = logged.values()
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
         agent.obs_rms.update(b_next_frames.float())
 
         # Log
-        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
-        if not np.isfinite([*means, weights.sum().item()]).all():
-            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-        for name, mean in zip(loss_names, means):
-            writer.add_scalar(f"losses/{name}", mean, global_step)
-        writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
         for step in range(args.num_steps):
             episode_curiosity += curiosity[step]
-            for i in np.flatnonzero(game_over[step]):
+            for i in game_over[step].nonzero()[0]:
                 ended = global_step - batch_size + step * args.num_envs + i + 1
-                writer.add_scalar("charts/episode_curiosity_reward", episode_curiosity[i], ended)
+                run.writer.add_scalar("charts/episode_curiosity_reward", episode_curiosity[i], ended)
                 episode_curiosity[i] = 0
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        metrics = {"losses/explained_variance": 1 - advantages.var() / (advantages + values).var()}
+        metrics["charts/learning_rate"] = lr.item()
+        run.log(global_step, losses.take(), metrics)
 
         # Checkpoint
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
+                film = run.dir / f"videos/step-{global_step}.mp4"
                 game = make_envs(args.env_id, 1, life_loss=False)
-                record_game(policy, game, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+                record_game(policy, game, args.env_id, args.seed, film)
+        kept = {"int_return": torch.from_numpy(int_return)}
+        run.checkpoint(global_step, last=iteration == num_iterations - 1, **kept)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        save_file(agent.state_dict(), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)
