@@ -179,17 +179,18 @@ def norm_init(layer, norm):
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and deviation of all rows seen so far (Chan et al. 1979); part of the model, saved with it."""
+    """Mean and deviation of all rows so far (Chan et al. 1979), saved with the model."""
 
     def __init__(self, *shape):
         super().__init__()
-        self.register_buffer("count", torch.tensor(1e-4))
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("std", torch.ones(shape))
+        self.count = nn.Buffer(torch.tensor(1e-4))
+        self.mean = nn.Buffer(torch.zeros(shape))
+        self.std = nn.Buffer(torch.ones(shape))
 
     def update(self, x):
         delta, total = x.mean(0) - self.mean, self.count + len(x)
-        squares = self.count * self.std**2 + len(x) * x.var(0, correction=0) + delta**2 * self.count * len(x) / total
+        squares = self.count * self.std**2 + len(x) * x.var(0, correction=0)
+        squares = squares + delta**2 * self.count * len(x) / total
         self.std.copy_((squares / total).clamp(min=1e-8).sqrt())
         self.mean.add_(delta * len(x) / total)
         self.count.copy_(total)
@@ -455,7 +456,7 @@ class Run:
             wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
         except Exception as error:
             if not self.args.resume:
-                self.dir.rmdir()
+                os.removedirs(self.dir)
             fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
 
     def stop(self, number, frame):
@@ -704,8 +705,8 @@ if __name__ == "__main__":
     steps_envs, obs_shape = (args.num_steps, args.num_envs), envs.single_observation_space.shape
     obs = torch.zeros(*steps_envs, *obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
     actions = np.zeros((*steps_envs, *envs.single_action_space.shape), dtype=np.int64)
-    rewards, dones, final_values, discounted_returns = np.zeros((4, *steps_envs), dtype=np.float32)
-    discounted_return = np.zeros(args.num_envs)
+    rewards, dones, final_values = np.zeros((3, *steps_envs), dtype=np.float32)
+    discounted = np.zeros(steps_envs)  # returns so far; the last row goes on in the next rollout
     b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
     b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
     aux = AuxBuffer(aux_batch_rollouts, args.num_steps, envs, device)
@@ -763,8 +764,8 @@ if __name__ == "__main__":
             actions[step] = act(torch.from_numpy(obs[step])).cpu().numpy()
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
             rewards[step], dones[step] = reward, terminated | truncated
-            discounted_returns[step] = discounted_return = args.gamma * discounted_return + reward
-            discounted_return[terminated | truncated] = 0
+            discounted[step] = args.gamma * discounted[step - 1] * (1 - dones[step - 1]) + reward
+            rewards[step], dones[step] = reward, terminated | truncated
             run.log_episodes(global_step, reward, terminated | truncated)
             cut = truncated & ~terminated
             if cut.any():
@@ -778,7 +779,7 @@ if __name__ == "__main__":
             for i in range(0, batch_size, minibatch_size):  # all frames at once would need 4 GB
                 rows = slice(i, i + minibatch_size)
                 b_logprobs[rows], _, b_values[rows] = agent.evaluate(b_obs[rows], b_actions[rows])
-        agent.return_rms.update(torch.from_numpy(discounted_returns).flatten().to(device))
+        agent.return_rms.update(torch.from_numpy(discounted).flatten().float().to(device))
         scaled_rewards = (rewards / agent.return_rms.std.item()).clip(-10, 10)
         values = b_values.cpu().numpy().reshape(rewards.shape)
         following = value(next_obs), dones, final_values
