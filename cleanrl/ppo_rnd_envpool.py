@@ -287,10 +287,12 @@ def mean_of_share(x, share):
     return (x * mask).sum() / mask.sum().clamp(min=1)
 
 
-def rnd_loss(newvalue, target, error, args):
-    """The losses of a minibatch's intrinsic values and of its predictions."""
+def rnd_loss(loss, logged, newvalue, target, error, args):
+    """The loss of PPO and what is logged of it, with those of intrinsic values and of the predictor."""
     v_loss = 0.5 * ((newvalue - target) ** 2).mean()
-    return v_loss, mean_of_share(error.mean(-1), args.update_proportion)
+    fwd_loss = mean_of_share(error.mean(-1), args.update_proportion)
+    logged = logged | {"value_loss": logged["value_loss"] + v_loss, "fwd_loss": fwd_loss}
+    return loss + args.vf_coef * v_loss + fwd_loss, logged
 
 
 def play_at_random(envs, frames):
@@ -696,9 +698,7 @@ if __name__ == "__main__":
         rows = [x[inds] for x in (b_logprobs, b_values, b_advantages, b_returns)]
         loss, logged = ppo_loss(*new, *rows, args)
         error = agent.prediction_error(b_next_frames[inds])
-        int_v_loss, fwd_loss = rnd_loss(newintvalue, b_int_returns[inds], error, args)
-        loss = loss + args.vf_coef * int_v_loss + fwd_loss
-        logged |= {"value_loss": logged["value_loss"] + int_v_loss, "fwd_loss": fwd_loss}
+        loss, logged = rnd_loss(loss, logged, newintvalue, b_int_returns[inds], error, args)
         weights.grad.zero_()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
