@@ -7,17 +7,17 @@
 """Soft Actor-Critic for discrete actions (SAC, Christodoulou 2019, arXiv:1910.07207): Atari games.
 
 Differs from dqn_atari.py:
-1. actions are drawn from the policy of an actor with a network of its own, random ones until `--learning-starts`;
+1. actions are drawn from the policy of an actor, random ones until `--learning-starts`;
 2. two critics, which sit in one module; the actor and the target follow the smaller of their values;
-3. the entropy of the policy is rewarded, at a price (alpha) that follows the entropy asked for, which is
+3. the entropy of the policy is rewarded, at a price (alpha) that follows the entropy asked for,
    `--target-entropy-scale` of that of random actions;
-4. what sac_continuous_action.py estimates from one action is a sum over all actions, weighted by their probabilities;
+4. what sac_continuous_action.py estimates from one action is a sum over all, by their probabilities;
 5. Kaiming-normal weights and biases of zero, an epsilon of 1e-4 in Adam.
 
 Differs from the paper:
 1. an entropy of 0.89 of the largest one is asked for, where the paper has 0.98;
 2. an episode cut off by a time limit is bootstrapped from its final observation;
-3. the target network is copied every 8,000 steps, as in the paper's table; its algorithm 1 moves it by steps of tau.
+3. the target network is copied every 8,000 steps, as in the paper's table, not moved as in its algorithm 1.
 
 Run: python sac_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 5000000
 """
@@ -28,18 +28,19 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -53,21 +54,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "BeamRiderNoFrameskip-v4"  # environment
     total_timesteps: int = 5_000_000  # environment steps in total
     num_envs: int = 1  # parallel environments
@@ -85,85 +71,209 @@ class Args:
     autotune: bool = True  # tune the price of entropy
     target_entropy_scale: float = 0.89  # entropy that tuning aims at, as a share of that of random actions
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
-    game, sticky = (gym.spec(env_id).kwargs.get(key) for key in ("game", "repeat_action_probability"))
-    if game is None:
-        others = "dqn.py handles vector observations, sac_continuous_action.py continuous actions"
-        raise gym.error.Error(f"{env_id} is not an Atari game; {others}")
-    options = {"reward_clipping": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP} | options
-    return AtariVectorEnv(game, num_envs, repeat_action_probability=sticky, life_loss_info=life_loss, **options)
+    flags = gym.spec(env_id).kwargs
+    if "game" not in flags:
+        raise gym.error.Error(f"{env_id} is not an Atari game: sac_continuous_action.py, or dqn.py")
+    options = {"reward_clipping": False, "autoreset_mode": "SameStep"} | options
+    options |= {"repeat_action_probability": flags["repeat_action_probability"]}
+    envs = AtariVectorEnv(flags["game"], num_envs, life_loss_info=life_loss, **options)
+    envs.metadata = {"render_modes": ["rgb_array"]}  # by record_video
+    return envs
+
+
+class ConvolutionalNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        convs = (4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)  # channels in and out, size, stride
+        layers = [layer for conv in convs for layer in (nn.Conv2d(*conv), nn.ReLU())]
+        layers += [nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU()]
+        self.network = nn.Sequential(*layers, nn.Linear(512, envs.single_action_space.n))
+        for param in self.parameters():
+            nn.init.kaiming_normal_(param) if param.ndim > 1 else nn.init.zeros_(param)
+
+    def forward(self, obs):
+        return self.network(obs / 255)
+
+
+class Actor(ConvolutionalNetwork):
+    def forward(self, obs):
+        """The logarithms of the probabilities of the actions: (batch, actions)."""
+        return super().forward(obs).log_softmax(1)
+
+
+class SoftQNetwork(nn.ModuleList):
+    def __init__(self, envs):
+        super().__init__(ConvolutionalNetwork(envs) for _ in range(2))
+
+    def forward(self, obs):
+        """The values of both critics: (2, batch, actions)."""
+        return torch.stack([critic(obs) for critic in self])  # grouped convolutions are no faster
+
+
+def draw_action(logprob, generator=None):
+    """Gumbel-max draw from the distributions with these log-probabilities, (batch, actions)."""
+    return (logprob - torch.empty_like(logprob).exponential_(generator=generator).log()).argmax(1)
+
+
+def stochastic(actor, device, deterministic=False):
+    """A function from observations to actions; always the likeliest could keep a game waiting."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    @torch.no_grad()
+    def policy(obs):
+        logprob = actor(torch.tensor(obs, device=device))
+        actions = logprob.argmax(1) if deterministic else draw_action(logprob, generator)
+        return actions.cpu().numpy()
+
+    return policy
+
+
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved actor of a run, as a function from observations to actions."""
+    agent = nn.ModuleDict({"actor": Actor(envs), "qf": SoftQNetwork(envs)}).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    return stochastic(agent["actor"], device, deterministic)
+
+
+class Ring:
+    """The last items that were added, on a device: item number n is in slot n % size."""
+
+    def __init__(self, size, shape, dtype, device):
+        self.slots = torch.zeros((size, *shape), dtype=dtype, device=device)
+        self.end, self.new = 0, []  # the number of the next item, and the items still on the host
+
+    def __getitem__(self, numbers):
+        return self.slots[numbers % len(self.slots)]
+
+    def add(self, items):
+        self.new.append(items.copy())
+        self.end += len(items)
+        return np.arange(self.end - len(items), self.end)
+
+    def flush(self):
+        """Write the items that wait in place of the oldest."""
+        if self.new:
+            items = np.concatenate(self.new) if len(self.new) > 1 else self.new[0]
+            items = torch.from_numpy(items[-len(self.slots) :])
+            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resume brings many
+                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
+            self.new = []
+
+
+class FrameReplay:
+    """The last transitions. Frames are stored once, however many observations they are part of.
+
+    A transition is a row of integers: the numbers of the frames of its observation and of the
+    frame that followed, then action, reward, terminated. New ones wait on the host, as in dqn.py.
+    """
+
+    def __init__(self, size, num_envs, obs_shape, device, folder):
+        self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
+        self.frames = Ring(self.size, obs_shape[1:], torch.uint8, device)
+        self.rows = Ring(self.size, [self.stack_num + 1 + 3], torch.long, device)
+        self.first_frames = deque()  # the oldest frame of each step that can be sampled
+        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count: a graph can read it
+        self.folder, self.saved = folder, (0, 0)
+
+    def add(self, *columns):
+        rows = np.column_stack(columns)
+        self.rows.add(rows)
+        self.first_frames.append(rows[:, 0].min())
+
+    def flush(self):
+        self.frames.flush()
+        self.rows.flush()
+        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:
+            self.first_frames.popleft()  # a newer frame took its slot
+        count = len(self.first_frames) * self.num_envs
+        self.window.copy_(torch.tensor([self.rows.end - count, count]))
+
+    def sample(self, batch_size):
+        """Rows, and the frames (batch_size, stack_num + 1, height, width) of both observations."""
+        first, count = self.window
+        # of a range that is known when a graph is captured; 2**62 is large enough for the remainder to be even
+        numbers = first + torch.randint(2**62, (batch_size,), device=self.window.device) % count
+        rows = self.rows[numbers]
+        return rows, self.frames[rows[:, : self.stack_num + 1]]
+
+    def split(self, rows, frames):
+        """A sample as in dqn.py: obs, next_obs, action, reward, terminated."""
+        action, reward, terminated = rows[:, self.stack_num + 1 :].split(1, dim=1)
+        return frames[:, :-1], frames[:, 1:], action, reward.squeeze(1), terminated.squeeze(1)
+
+    def state_dict(self):
+        """Write what is new since the last call to a file of its own: each frame is written once."""
+        self.flush()
+        ends = self.frames.end, self.rows.end
+        if ends == self.saved:  # nothing: the file of this name has what came before
+            return ends
+        for path in self.folder.glob("replay-*.gz"):
+            if int(path.stem[7:]) <= self.saved[0] - self.size:
+                path.unlink()  # of no use to the checkpoint that is there now
+        with gzip.open(self.folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
+            np.save(file, ends)
+            for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
+                numbers = torch.arange(max(start, end - self.size), end)
+                blocks = [ring[block].cpu() for block in numbers.split(10_000)]  # not all at once on the device
+                np.save(file, torch.cat(blocks).numpy())
+        self.saved = ends
+        return ends
+
+    def load_state_dict(self, ends):
+        """Read the files of a checkpoint, and remove any that is newer."""
+        for path in sorted(self.folder.glob("replay-*.gz")):
+            if int(path.stem[7:]) > ends[0]:
+                path.unlink()
+                continue
+            with gzip.open(path) as file:
+                self.frames.end, self.rows.end = np.load(file).tolist()
+                self.frames.new, self.rows.new = [np.load(file)], [np.load(file)]
+            first_frames = self.rows.new[0][:, 0].reshape(-1, self.num_envs).min(1)
+            self.first_frames.extend(first_frames)
+            self.flush()
+        self.saved = ends
+
+
+def entropy(logprob):
+    return -(logprob.exp() * logprob).sum(1)
+
+
+def soft_value(logprob, q_values, alpha):
+    """The value of a policy: what its actions are worth on average, and its entropy at the price alpha."""
+    return (logprob.exp() * q_values).sum(1) + alpha * entropy(logprob)
+
+
+def bellman_target(reward, terminated, next_value, gamma):
+    """The reward and the discounted value of what comes next; none after the end of an episode."""
+    return reward + gamma * (1 - terminated) * next_value
+
+
+def critic_loss(q_values, action, target):
+    """The loss of both critics (2, batch, actions), and what is logged of it under losses/."""
+    rows = torch.arange(len(action), device=action.device)
+    q_values = q_values[:, rows, action.squeeze(1)]
+    qf_losses = ((q_values - target) ** 2).mean(1)
+    (qf1_loss, qf2_loss), (qf1_values, qf2_values) = qf_losses, q_values.mean(1)
+    logged = {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "qf_loss": qf_losses.mean()}
+    return qf_losses.sum(), logged | {"qf1_values": qf1_values, "qf2_values": qf2_values}
 
 
 def record_video(policy, env_id, seed, path):
@@ -184,147 +294,264 @@ def record_video(policy, env_id, seed, path):
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
-class ConvolutionalNetwork(nn.Module):
-    def __init__(self, envs):
-        super().__init__()
-        self.network = nn.Sequential(
-            nn.Conv2d(4, 32, 8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, stride=1),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(64 * 7 * 7, 512),
-            nn.ReLU(),
-            nn.Linear(512, envs.single_action_space.n),
-        )
-        for param in self.parameters():
-            nn.init.kaiming_normal_(param) if param.ndim > 1 else nn.init.zeros_(param)
-
-    def forward(self, obs):
-        return self.network(obs / 255)
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
-class Actor(ConvolutionalNetwork):
-    def forward(self, obs):
-        """The logarithms of the probabilities of the actions: (batch, actions)."""
-        return super().forward(obs).log_softmax(1)
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
-class SoftQNetwork(nn.ModuleList):
-    def __init__(self, envs):
-        super().__init__(ConvolutionalNetwork(envs) for _ in range(2))
-
-    def forward(self, obs):
-        """The values of both critics: (2, batch, actions)."""
-        return torch.stack([critic(obs) for critic in self])  # one network of grouped convolutions is no faster
-
-
-class Ring:
-    """The last items that were added, on a device: item number n is in slot n % size."""
-
-    def __init__(self, size, shape, dtype, device):
-        self.slots = torch.zeros((size, *shape), dtype=dtype, device=device)
-        self.end, self.new = 0, []  # the number of the next item, and the items that are still on the host
-
-    def __getitem__(self, numbers):
-        return self.slots[numbers % len(self.slots)]
-
-    def add(self, items):
-        self.new.append(items.copy())
-        self.end += len(items)
-        return np.arange(self.end - len(items), self.end)
-
-    def flush(self):
-        if self.new:
-            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
-            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
-            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
-                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
-            self.new = []
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
 
 
-class FrameReplay:
-    """The last transitions, over frames that are stored once, however many observations they are part of.
-
-    A transition is a row of integers: the numbers of the frames of its observation and of the frame that followed, then
-    action, reward and whatever else it has. Additions wait on the host for `flush`: one copy then serves many steps.
-    """
-
-    def __init__(self, size, num_envs, obs_shape, columns, device):
-        self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
-        self.frames = Ring(self.size, obs_shape[1:], torch.uint8, device)
-        self.rows = Ring(self.size, [self.stack_num + 1 + columns], torch.long, device)
-        self.first_frames, self.saved = deque(), (0, 0)  # the oldest frame of each step that can be sampled
-        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count, for a graph to read
-
-    def add(self, rows):
-        self.rows.add(rows)
-        self.first_frames.append(rows[:, 0].min())
-
-    def flush(self):
-        self.frames.flush()
-        self.rows.flush()
-        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:  # a newer one took its slot
-            self.first_frames.popleft()
-        count = len(self.first_frames) * self.num_envs
-        self.window.copy_(torch.tensor([self.rows.end - count, count]))
-
-    def sample(self, batch_size):
-        """Rows, and the frames (batch_size, stack_num + 1, height, width) of their two observations."""
-        first, count = self.window
-        rows = self.rows[first + torch.randint(2**62, (batch_size,), device=self.window.device) % count]
-        return rows, self.frames[rows[:, : self.stack_num + 1]]
-
-    def save(self, folder):
-        """Write what is new since the last call to a file of its own: each frame is written once."""
-        self.flush()
-        ends = self.frames.end, self.rows.end
-        if ends == tuple(self.saved):  # nothing: the file of this name has what came before
-            return ends
-        for path in folder.glob("replay-*.gz"):
-            if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
-                path.unlink()
-        with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
-            np.save(file, ends)
-            for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
-                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
-        self.saved = ends
-        return ends
-
-    def load(self, folder, ends):
-        """Read the files of a checkpoint, and remove any that is newer."""
-        for path in sorted(folder.glob("replay-*.gz")):
-            if int(path.stem[7:]) > ends[0]:
-                path.unlink()
-                continue
-            with gzip.open(path) as file:
-                (self.frames.end, self.rows.end), frames, rows = np.load(file).tolist(), np.load(file), np.load(file)
-            self.frames.new, self.rows.new = [frames], [rows]
-            self.first_frames.extend(rows[:, 0].reshape(-1, self.num_envs).min(1))
-            self.flush()
-        self.saved = ends
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
 
 
-def draw_action(logprob, generator=None):
-    """Gumbel-max draw from the distributions with these log-probabilities, (batch, actions)."""
-    return (logprob - torch.empty_like(logprob).exponential_(generator=generator).log()).argmax(1)
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
 
 
-def entropy(logprob):
-    return -(logprob.exp() * logprob).sum(1)
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
 
 
-def soft_value(logprob, q_values, alpha):
-    """The value of a policy: what its actions are worth on average, and its entropy at the price alpha."""
-    return (logprob.exp() * q_values).sum(1) + alpha * entropy(logprob)
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
 
+    def __init__(self):
+        self.names, self.sums = [], None
 
-def bellman_target(reward, terminated, next_value, gamma):
-    """The reward and the discounted value of what comes next; an episode that has terminated has none."""
-    return reward + gamma * (1 - terminated) * next_value
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
 
 
 def flatten(module):
@@ -339,18 +566,23 @@ def flatten(module):
 
 
 def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
 
-    def call():
-        nonlocal calls
+    def call(*args):
+        nonlocal calls, inputs, outputs
         calls += 1
         if calls <= warmup:
-            return function()
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
+                outputs = function(*inputs)
         graph.replay()
+        return outputs
 
     return call
 
@@ -366,43 +598,15 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def stochastic(actor, device):
-    """A function from a batch of observations to a batch of actions; always the likeliest could keep a game waiting."""
-    generator = torch.Generator(device).manual_seed(0)
-
-    @torch.no_grad()
-    def policy(obs):
-        return draw_action(actor(torch.tensor(obs, device=device)), generator).cpu().numpy()
-
-    return policy
-
-
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
-    actor, model = Actor(envs).to(device), load_file(Path(run_dir, "model.safetensors"), str(device))
-    actor.load_state_dict({name.removeprefix("actor."): model[name] for name in model if name.startswith("actor.")})
-    if deterministic:
-        return torch.no_grad()(lambda obs: actor(torch.tensor(obs, device=device)).argmax(1).cpu().numpy())
-    return stochastic(actor, device)
-
-
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.batch_size, args.update_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
-        fail("--num-envs, --batch-size, --update-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < 10 * max(args.num_envs, args.update_frequency) or args.target_network_frequency < 1:
-        fail("--buffer-size must be at least 10 times --num-envs and --update-frequency, --target-network-frequency 1")
+    if args.buffer_size < 10 * args.num_envs:
+        fail("--buffer-size must be at least 10 times --num-envs, for the frames of a reset")
     if args.buffer_device == "cuda" and not (torch.cuda.is_available() and args.cuda):
         fail("--buffer-device cuda needs a GPU and --cuda")
-    try:
-        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    try_envs(args, args.env_id, 1)
+    run = Run(args)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -412,64 +616,46 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
-    # Environments
+    # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs)
-
-    # Agent and optimizer
+    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
     actor = Actor(envs).to(device)
     qf, target_qf = SoftQNetwork(envs).to(device), SoftQNetwork(envs).to(device)
     agent = nn.ModuleDict({"actor": actor, "qf": qf})
     actor_weights = flatten(actor)
     qf_weights, target_qf_weights = flatten(qf), flatten(target_qf).requires_grad_(False)
     target_qf_weights.copy_(qf_weights.detach())
-    target_entropy = args.target_entropy_scale * math.log(envs.single_action_space.n)
+    target_entropy = args.target_entropy_scale * math.log(num_actions)
     log_alpha = nn.Parameter(torch.tensor(1.0 if args.autotune else args.alpha, device=device).log())
     log_alpha.grad = torch.zeros_like(log_alpha)
     policy_lr, q_lr = torch.tensor([args.policy_lr, args.q_lr], device=device)
     adam = partial(torch.optim.Adam, eps=1e-4, fused=True, capturable=device.type == "cuda")
-    actor_optimizer, qf_optimizer = adam([actor_weights], lr=policy_lr), adam([qf_weights], lr=q_lr)
-    alpha_optimizer = adam([log_alpha], lr=q_lr)
+    actor_optimizer, qf_optimizer = adam([actor_weights], policy_lr), adam([qf_weights], q_lr)
+    alpha_optimizer = adam([log_alpha], q_lr)
 
-    # Storage: a transition has three columns besides its frames: action, reward, terminated
-    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
+    # Storage
     buffer_bytes, buffer_device = args.buffer_size * int(np.prod(obs_shape[1:])), args.buffer_device
     if buffer_device == "auto":
         fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
         buffer_device = "cuda" if fits else "cpu"
-    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, 3, buffer_device)
-    b_rows = torch.zeros((args.batch_size, obs_shape[0] + 4), dtype=torch.long, device=device)
-    b_frames = torch.zeros((args.batch_size, obs_shape[0] + 1, *obs_shape[1:]), dtype=torch.uint8, device=device)
-    rows = torch.arange(args.batch_size, device=device)
-    act_obs = torch.zeros((args.num_envs, *obs_shape), dtype=torch.uint8, device=device)
-    act_action = torch.zeros(args.num_envs, dtype=torch.long, device=device)
-    loss_names = ["qf1_loss", "qf2_loss", "qf_loss", "qf1_values", "qf2_values"]
-    loss_names += ["actor_loss", "alpha_loss", "alpha"]
-    losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
-    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
-    recent_returns = deque(maxlen=20)
+    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, buffer_device, run.dir)
+    losses = Means()
 
     @torch.no_grad()
-    def act():
-        act_action.copy_(draw_action(actor(act_obs)))
+    def act(obs):
+        return draw_action(actor(obs.to(device)))
 
-    def draw():
-        for batch, drawn in zip((b_rows, b_frames), replay.sample(args.batch_size)):
-            batch.copy_(drawn)
+    def draw():  # a graph cannot read the host's memory: what is drawn there is an argument of it
+        return () if buffer_device == device.type else replay.sample(args.batch_size)
 
-    def update():
-        global q_values, qf_losses, actor_loss, alpha_loss
-        if buffer_device == device.type:  # else the loop draws, as a graph cannot read the host's memory
-            draw()
-        b_obs, b_next_obs = b_frames[:, :-1], b_frames[:, 1:]
-        b_actions, b_rewards, b_terminated = b_rows[:, -3:].unbind(1)
+    def update(*drawn):
+        drawn = [x.to(device) for x in drawn or replay.sample(args.batch_size)]
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.split(*drawn)
         with torch.no_grad():
             alpha, next_logprob = log_alpha.exp(), actor(b_next_obs)
             next_value = soft_value(next_logprob, target_qf(b_next_obs).amin(0), alpha)
             target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
-        q_values = qf(b_obs)[:, rows, b_actions]
-        qf_losses = ((q_values - target) ** 2).mean(1)
-        qf_loss = qf_losses.sum()
-
+        qf_loss, logged = critic_loss(qf(b_obs), b_actions, target)
         qf_weights.grad.zero_()
         qf_loss.backward()
         qf_optimizer.step()
@@ -485,130 +671,71 @@ if __name__ == "__main__":
             log_alpha.grad.zero_()
             alpha_loss.backward()
             alpha_optimizer.step()
-        with torch.no_grad():
-            losses[:5].add_(torch.cat([qf_losses, qf_losses.mean(0, keepdim=True), q_values.mean(1)]))
-            losses[5:].add_(torch.stack([actor_loss, alpha_loss, log_alpha.exp()]))
+        logged |= {"actor_loss": actor_loss, "alpha_loss": alpha_loss, "alpha": log_alpha.exp().detach()}
+        losses.add(logged)
+        return logged
 
     if device.type == "cuda" and args.cuda_graphs:
         act, update = cuda_graph(act), cuda_graph(update)
 
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "agent": agent.state_dict(), "target_qf": target_qf.state_dict()}
-        state["log_alpha"] = log_alpha.detach()
-        state["actor_optimizer"] = actor_optimizer.state_dict()["state"]
-        state["qf_optimizer"] = qf_optimizer.state_dict()["state"]
-        state["alpha_optimizer"] = alpha_optimizer.state_dict()["state"]
-        state["replay"] = replay.save(run_dir)
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["numpy_rng"] = rng.bit_generator.state
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        agent.load_state_dict(checkpoint["agent"])
-        target_qf.load_state_dict(checkpoint["target_qf"])
-        log_alpha.data.copy_(checkpoint["log_alpha"])
-        actor_optimizer.load_state_dict(actor_optimizer.state_dict() | {"state": checkpoint["actor_optimizer"]})
-        qf_optimizer.load_state_dict(qf_optimizer.state_dict() | {"state": checkpoint["qf_optimizer"]})
-        alpha_optimizer.load_state_dict(alpha_optimizer.state_dict() | {"state": checkpoint["alpha_optimizer"]})
-        replay.load(run_dir, checkpoint["replay"])
-        rng.bit_generator.state = checkpoint["numpy_rng"]
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
-
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
-    log_period = max(100, args.num_envs)  # environment steps
+    parts = {"agent": agent, "target_qf": target_qf, "log_alpha": nn.ParameterList([log_alpha])}
+    parts |= {"actor_optimizer": actor_optimizer, "qf_optimizer": qf_optimizer}
+    parts |= {"alpha_optimizer": alpha_optimizer}
+    global_step = run.restore(parts | {"replay": replay, "rng": rng})
     obs, infos = envs.reset(seed=args.seed + global_step)
-    stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # frames of each observation
+    stacks = replay.frames.add(np.concatenate(obs)).reshape(len(obs), -1)  # frames of each observation
     while global_step < args.total_timesteps:
         # Act
         if global_step < args.learning_starts:
             actions = rng.integers(num_actions, size=args.num_envs)
         else:
-            act_obs.copy_(torch.from_numpy(obs))
-            act()
-            actions = act_action.cpu().numpy()
+            actions = act(torch.from_numpy(obs)).cpu().numpy()
         lives = infos["lives"]
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        episode_returns += reward
-        episode_lengths += 1
-        game_over, final_obs = truncated | terminated & (infos["lives"] >= lives), next_obs  # not where a life was lost
-        if game_over.any():
+        done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
+        run.log_episodes(global_step, reward, done)
+        final_obs = next_obs
+        if done.any():
             final_obs = next_obs.copy()
-            final_obs[game_over] = np.stack(infos["final_obs"][game_over])
-            for i in np.flatnonzero(game_over):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                episode_returns[i] = episode_lengths[i] = 0
+            final_obs[done] = np.stack(infos["final_obs"][done])
         followed = replay.frames.add(final_obs[:, -1])
-        replay.add(np.column_stack((stacks, followed, actions, np.sign(reward), terminated)))
+        replay.add(stacks, followed, actions, np.sign(reward), terminated)
         stacks = np.column_stack((stacks[:, 1:], followed))
-        for i in np.flatnonzero(game_over):
+        for i in done.nonzero()[0]:
             stacks[i] = replay.frames.add(next_obs[i])
         obs = next_obs
         last_step, global_step = global_step, global_step + args.num_envs
 
         # Learn
-        updates = global_step // args.update_frequency - last_step // args.update_frequency
-        if updates:
+        due = global_step // args.update_frequency - last_step // args.update_frequency
+        if due:
             replay.flush()
-        for _ in range(updates if global_step > args.learning_starts else 0):
-            if buffer_device != device.type:
-                draw()
-            update()
-            num_updates += 1
-        target_updates = global_step // args.target_network_frequency - last_step // args.target_network_frequency
-        for _ in range(target_updates if global_step > args.learning_starts else 0):
+        for _ in range(due if global_step > args.learning_starts else 0):
+            *critics, actor_loss, alpha_loss, alpha = update(*draw()).values()
+        due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(due if global_step > args.learning_starts else 0):
             target_qf_weights.lerp_(qf_weights.detach(), args.tau)
 
         # Log
-        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
-            continue
-        if num_updates:
-            means = (losses / num_updates).tolist()
-            if not np.isfinite([*means, actor_weights.sum().item(), qf_weights.sum().item()]).all():
-                sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-            for name, mean in zip(loss_names, means):
-                writer.add_scalar(f"losses/{name}", mean, global_step)
-            losses.zero_()
-            num_updates = 0
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps
+        if log_due:
+            run.log(global_step, losses.take())
+        film_due = global_step % (args.total_timesteps // 10 + 1) < max(100, args.num_envs)
+        if log_due and film_due and args.capture_video:
+            path = run.dir / f"videos/step-{global_step}.mp4"
+            record_video(stochastic(actor, device), args.env_id, args.seed, path)
 
-        # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
-            record_video(stochastic(actor, device), args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+        # Checkpoint: when the means have just been taken
+        if log_due:
+            run.checkpoint(global_step, last=global_step >= args.total_timesteps)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        save_file(agent.state_dict(), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)
