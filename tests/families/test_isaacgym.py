@@ -1,6 +1,7 @@
 """PPO on simulators whose tensors stay on the device: equations, JAX's arrays as tensors, real simulators."""
 
 import functools
+import os
 import sys
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from helpers.files import load, require, script, smoke
 from helpers.oracles import advantages_of_episode
-from helpers.processes import environment, inspect_run, inspect_runs, kill_at_checkpoint, run_dir
+from helpers.processes import environment, inspect_run, inspect_runs, kill_at_checkpoint, run, run_dir
 from helpers.scalars import raw_scalars
 
 torch = pytest.importorskip("torch")
@@ -137,9 +138,10 @@ def test_episodes_of_jax_environments(counters):
     assert torch.equal(again, first) and not torch.equal(simulator.reset(2), first)
 
 
-LOOK = (
-    "result |= {'advantages': advantages.numpy(), 'rewards': rewards.numpy(), 'ends': (terminated | truncated).numpy()}"
-)
+LOOK = """
+result |= {"advantages": b_advantages.view(steps_envs).numpy(), "rewards": rewards.numpy()}
+result["ends"] = (terminated | truncated).numpy()
+"""
 
 
 def test_the_reward_scaler_scales_what_is_learned_from(tmp_path):
@@ -175,18 +177,28 @@ result["transfers"] = []
 for method in ("tolist", "item", "cpu", "numpy", "__bool__", "__float__"):
     def counting(self, *args, method=method, original=getattr(torch.Tensor, method), **options):
         frame = sys._getframe(1)
-        if frame.f_globals.get("__name__") == "__main__" and "iteration" in frame.f_globals:
-            result["transfers"].append((frame.f_globals["iteration"], method))
+        names = frame.f_globals
+        if names.get("__name__") == "__main__" and "iteration" in names:
+            while frame.f_code.co_name != "<module>":
+                frame = frame.f_back
+            result["transfers"].append((names["iteration"], names["global_step"], frame.f_lineno))
         return original(self, *args, **options)
 
     setattr(torch.Tensor, method, counting)
 """
 
 
-def test_one_transfer_per_iteration(tmp_path):
+def test_transfers_in_the_log_only(tmp_path):
     """What would wait for a GPU is counted on the CPU too: the rollout, targets and gradient steps never ask."""
     result = inspect_run(script(NAME), *smoke(NAME), cwd=tmp_path, before=COUNT)
-    assert result["transfers"] == [(iteration, "tolist") for iteration in range(4)]
+    text = script(NAME).read_text().splitlines()
+    log, checkpoint = (
+        next(i for i, line in enumerate(text, 1) if line.startswith(f"        # {x}")) for x in ("Log", "Check")
+    )
+    assert {iteration for iteration, *_ in result["transfers"]} == {0, 1, 2, 3}
+    assert all(log < line < checkpoint for *_, line in result["transfers"])
+    assert all(step == 64 * (iteration + 1) for iteration, step, _ in result["transfers"])
+    assert len(result["transfers"]) == 4 * 4  # statistics, step size, losses, whether the weights are finite
 
 
 SYNC = """
@@ -206,7 +218,7 @@ def allowed(self):
     return tolist(self)
 
 
-tensor_sims.PointMass.step, torch.Tensor.tolist = watched, allowed
+tensor_sims.PointMass.step, torch.Tensor.tolist = watched, allowed  # the first transfer of the log is a tolist
 """
 
 
@@ -215,6 +227,36 @@ def test_nothing_else_waits_for_the_gpu(tmp_path):
     """From the first step of a rollout until the log, torch raises an error where the host would wait."""
     argv = smoke(NAME, total_timesteps=640)
     inspect_run(script(NAME), *argv, cwd=tmp_path, before=SYNC, env=environment(gpu=True))
+
+
+INFINITE = """
+import torch
+from tensor_sims import PointMass
+
+
+def make(num_envs, seed, device):
+    simulator, step, steps = PointMass(num_envs, seed, device), PointMass.step, 0
+
+    def infinite(actions):
+        nonlocal steps
+        steps += 1
+        obs, *others = step(simulator, actions)
+        return torch.where(torch.tensor(steps == 40), torch.inf, obs), *others
+
+    simulator.step = infinite
+    return simulator
+"""
+
+
+def test_an_infinite_observation_ends_the_run_before_its_checkpoint(tmp_path):
+    (tmp_path / "infinite.py").write_text(INFINITE)
+    argv = smoke(NAME, env_id="infinite:make", checkpoint_freq=1)
+    paths = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    done = run(script(NAME), *argv, cwd=tmp_path, env=environment(PYTHONPATH=paths), code=1)
+    assert "not finite at step 192" in done.stderr and str(run_dir(tmp_path).relative_to(tmp_path)) in done.stderr
+    checkpoint = torch.load(run_dir(tmp_path) / "checkpoint.pt")
+    assert checkpoint["global_step"] == 128
+    assert all(x.isfinite().all() for x in checkpoint["agent"].values())
 
 
 def test_interface_of_playground():
