@@ -8,13 +8,14 @@
 """Deep Q-learning (DQN, Mnih et al. 2015, doi:10.1038/nature14236): vector observations, discrete actions.
 
 Differs from dqn_jax.py:
-1. the environments are those of gymnax, so that training never leaves the accelerator;
-2. `--num-seeds` runs with the seeds `--seed`, `--seed` + 1, ... train side by side, each as it would alone; a step is a
-   step of each of them, TensorBoard shows their mean, curves.npz has the curve of each;
-3. a round collects `--train-frequency` transitions (at least one of each environment), takes the gradient steps that
-   are due and then the steps of the target network; about 500 environment steps are logged together, with the mean
-   return and length of the episodes that ended in them, and with their number;
-4. a resumed run goes on with the episodes that were under way.
+1. the environments are those of gymnax: training never leaves the accelerator;
+2. `--num-seeds` runs with the seeds `--seed`, `--seed` + 1, ... train side by side, each as it would
+   alone; a step is a step of each, TensorBoard shows their mean, curves.npz the curve of each;
+3. a round collects `--train-frequency` transitions (at least one of each environment), takes the
+   gradient steps that are due and then the steps of the target network;
+4. about 500 steps are logged together, with the mean return and length of the episodes that ended
+   in them, and their number;
+5. a resumed run goes on with the episodes that were under way.
 
 Differs from the paper:
 1. a network of two hidden layers for vector observations, Adam in place of RMSProp, and no clipping of the TD error;
@@ -30,16 +31,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, fields
+from collections import deque
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import flax.linen as nn
 import gymnasium as gym
@@ -59,19 +63,6 @@ from tensorboard.summary.writer import event_file_writer
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "CartPole-v1"  # environment
     num_seeds: int = 1  # runs that train side by side, with the seeds --seed, --seed + 1, ...
     total_timesteps: int = 500_000  # environment steps in total
@@ -88,93 +79,18 @@ class Args:
     learning_starts: int = 10_000  # environment steps before the first gradient step
     train_frequency: int = 10  # environment steps between gradient steps
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-class SummaryWriter:
-    """The part of torch's SummaryWriter that we use."""
-
-    def __init__(self, folder):
-        self.file = event_file_writer.EventFileWriter(str(folder))  # looked up here, where W&B may have replaced it
-        self.flush, self.close = self.file.flush, self.file.close
-
-    def add_scalar(self, tag, value, step):
-        self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
-
-    def add_text(self, tag, text, step):
-        self.add(text_pb(tag, text), step)
-
-    def add(self, summary, step):
-        self.file.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    cuda: bool = True  # use the GPU if there is one
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
 def make_gymnax(env_id):
@@ -189,15 +105,14 @@ def make_gymnax(env_id):
         importlib.import_module(module)
     if name not in gymnax.registered_envs:
         near = difflib.get_close_matches(name, gymnax.registered_envs)
-        raise gym.error.Error(f"gymnax has no {env_id}; its names are like {', '.join(near) or 'CartPole-v1'}")
+        raise gym.error.Error(f"gymnax has no {env_id}, but {', '.join(near) or 'CartPole-v1'}")
     return gymnax.make(name)
 
 
 def step_envs(env, env_params, keys, states, actions, fresh_obs, fresh_states):
-    """One step in each environment; where it ends an episode, the next one starts from the fresh state at once."""
-    final_obs, states, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(
-        keys, states, actions, env_params
-    )
+    """One step in each environment; an episode that it ends is followed by one from the fresh state."""
+    step = jax.vmap(env.step_env, (0, 0, 0, None))(keys, states, actions, env_params)
+    final_obs, states, reward, terminated, _ = step
     truncated = jax.vmap(env.is_truncated, (0, None))(states, env_params)
 
     def restart(fresh, old):
@@ -217,6 +132,7 @@ class GymnaxEnvs:
         self.reset_all = jax.jit(jax.vmap(self.env.reset_env, (0, None)))
         self.single_observation_space = self.env.observation_space(self.env_params)
         self.single_action_space = self.env.action_space(self.env_params)
+        self.metadata = {"render_modes": ["rgb_array"] * (env_id in gym.registry)}  # by film_episode
 
     def reset(self, seed):
         self.key = jax.random.key(seed)
@@ -239,18 +155,34 @@ class GymnaxEnvs:
         pass
 
 
-def make_envs(env_id, num_envs, seed=0, capture_video=False, run_name=""):
-    return GymnaxEnvs(env_id, num_envs)  # reset takes the seed, and film_episode makes films
+def make_envs(env_id, num_envs):
+    envs = GymnaxEnvs(env_id, num_envs)
+    if not hasattr(envs.single_action_space, "n"):
+        raise gym.error.Error(f"{env_id} has no discrete actions: ppo_continuous_action.py")
+    if len(getattr(envs.single_observation_space, "shape", ())) != 1:
+        raise gym.error.Error(f"{env_id} has no vectors as observations: dqn_atari_jax.py for Atari games")
+    return envs
 
 
-def film_episode(policy, env_id, seed, path):
-    """An episode of the policy in Gymnasium's environment of that name, which can render what gymnax's cannot."""
-    env = gym.wrappers.RecordVideo(gym.make(env_id, render_mode="rgb_array"), str(path.parent), name_prefix=path.name)
-    obs, done = env.reset(seed=seed)[0], False
-    while not done:
-        obs, _, terminated, truncated, _ = env.step(policy(obs[None])[0])
-        done = terminated or truncated
-    env.close()
+def begin_games(envs, key):
+    """The first states of the games, and the return and length of each so far."""
+    obs, states = envs.reset_all(jax.random.split(key, envs.num_envs), envs.env_params)
+    zeros = jnp.zeros(envs.num_envs)
+    return {"obs": obs, "states": states, "returns": zeros, "lengths": zeros}
+
+
+def play(q_network, envs, params, games, row):
+    """One step of all environments of one seed: its transitions, and the episodes it ended."""
+    explore, random_action, keys, fresh = row
+    action = jnp.where(explore, random_action, q_network.apply(params, games["obs"]).argmax(1))
+    step = step_envs(envs.env, envs.env_params, keys, games["states"], action, *fresh)
+    obs, states, reward, terminated, truncated, final_obs = step
+    done = terminated | truncated
+    columns = games["obs"], final_obs, action[:, None], reward[:, None], terminated[:, None]
+    counts = {"returns": games["returns"] + reward, "lengths": games["lengths"] + 1}
+    ended = jnp.where(done, jnp.stack([*counts.values(), jnp.ones_like(reward)]), 0).sum(1)
+    counts = {name: count * ~done for name, count in counts.items()}
+    return {"obs": obs, "states": states} | counts, (jnp.concatenate(columns, axis=1), ended)
 
 
 class QNetwork(nn.Module):
@@ -263,6 +195,38 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions)(hidden)
 
 
+def epsilon_greedy(apply, params, num_actions, epsilon):
+    """A function from observations to actions."""
+    rng = np.random.default_rng(0)
+
+    def policy(obs):
+        greedy = np.asarray(apply(params, obs).argmax(-1))
+        explore = rng.random(len(obs)) < epsilon
+        return np.where(explore, rng.integers(num_actions, size=len(obs)), greedy)
+
+    return policy
+
+
+def load_policy(run_dir, envs, device, deterministic=False, index=0):
+    """The saved network of one seed of a run, as a function from observations to actions."""
+    q_network = QNetwork(envs.single_action_space.n)
+    params = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
+    params = jax.device_put(jax.tree.map(lambda param: param[index], params), device)
+    flags = json.loads(Path(run_dir, "args.json").read_text())
+    epsilon = 0 if deterministic else flags["end_e"]
+    return epsilon_greedy(jax.jit(q_network.apply), params, q_network.num_actions, epsilon)
+
+
+def side_by_side(apply, num_seeds):
+    """A network's function for the weights of all seeds; each has its share of the observations."""
+
+    def forward(params, obs):
+        outputs = jax.vmap(apply)(params, obs.reshape(num_seeds, -1, *obs.shape[1:]))
+        return jax.tree.map(lambda x: x.reshape(len(obs), *x.shape[2:]), outputs)
+
+    return jax.jit(forward)
+
+
 def sample(key, rows, filled, batch_size, obs_dim):
     """A batch of transitions from the first `filled` rows of the replay buffer."""
     batch = rows.reshape(-1, rows.shape[-1])[jax.random.randint(key, (batch_size,), 0, filled)]
@@ -271,8 +235,271 @@ def sample(key, rows, filled, batch_size, obs_dim):
 
 
 def td_target(reward, terminated, next_q_values, gamma):
-    """The reward and the discounted value of the best next action; an episode that has terminated has none."""
+    """The reward and the discounted value of the best next action; none after the end of an episode."""
     return reward + gamma * (1 - terminated) * jnp.max(next_q_values, axis=1)
+
+
+def linear_schedule(start, end, duration, step):
+    return start + (end - start) * jnp.minimum(step / max(duration, 1), 1)
+
+
+def dqn_loss(q_values, action, target):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    q_value = jnp.take_along_axis(q_values, action.astype(int), axis=1).squeeze(1)
+    td_loss = jnp.mean((q_value - target) ** 2)
+    return td_loss, jnp.stack([td_loss, q_value.mean()])
+
+
+def film_episode(policy, env_id, seed, path):
+    """An episode of the policy in Gymnasium's environment of that name: gymnax's cannot be rendered."""
+    env = gym.make(env_id, render_mode="rgb_array")
+    env = gym.wrappers.RecordVideo(env, str(path.parent), name_prefix=path.name)
+    obs, done = env.reset(seed=seed)[0], False
+    while not done:
+        obs, _, terminated, truncated, _ = env.step(policy(obs[None])[0])
+        done = terminated or truncated
+    env.close()
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class SummaryWriter:
+    """The part of torch's SummaryWriter that we use."""
+
+    def __init__(self, folder):
+        self.file = event_file_writer.EventFileWriter(str(folder))  # looked up here, where W&B may have replaced it
+        self.flush, self.close = self.file.flush, self.file.close
+
+    def add_scalar(self, tag, value, step):
+        self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
+
+    def add_text(self, tag, text, step):
+        self.add(text_pb(tag, text), step)
+
+    def add(self, summary, step):
+        self.file.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = msgpack_restore((self.dir / "checkpoint.msgpack").read_bytes())
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def begin(self, state):
+        """Go on from the checkpoint to resume, or write the first one; `state` returns what a checkpoint holds."""
+        self.parts, self.step = state, self.saved.get("global_step", 0)
+        self.start_time, self.start_step = time.perf_counter(), self.step
+        self.marks = deque([(self.start_time, self.step)])
+        self.recent_returns.extend(self.saved.get("recent_returns", []))
+        if not self.saved:
+            self.save(self.state(0))
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": np.array(self.recent_returns, float)} | counters
+        events = {file.name: file.stat().st_size for file in self.dir.glob("events*")}
+        return state | self.parts() | {"events": events}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        (self.dir / "unfinished.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(state))))
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.msgpack")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=(), weights=()):
+        """Log the losses, which have to be finite as the weights have, and other metrics; show progress."""
+        if not np.isfinite([*losses.values(), jax.jit(optax.global_norm)(weights)]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+def refill(tree, saved):
+    """What was saved of a pytree, on the device; of a replay buffer only the rows that were filled are saved."""
+
+    def fill(array, rows):
+        return rows if np.shape(rows) == np.shape(array) else array.at[: len(rows)].set(rows)
+
+    return jax.device_put(jax.tree.map(fill, tree, from_state_dict(tree, saved)))
 
 
 def evaluate(policy, envs, seed):
@@ -286,268 +513,235 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def greedy_policy(apply, params, epsilon, num_actions):
-    """A function from a batch of observations to a batch of actions: the best, or with probability epsilon any."""
-    rng = np.random.default_rng(0)
+class SeedsRun(Run):
+    """A run of several seeds side by side.
 
-    def policy(obs):
-        greedy = np.asarray(apply(params, obs).argmax(-1))
-        return np.where(rng.random(len(obs)) < epsilon, rng.integers(num_actions, size=len(obs)), greedy)
+    A row of its log has a value for each seed and each of `names`: losses, the first of them infinite
+    if weights are not finite, then mean return, mean length and number of the episodes that ended.
+    """
 
-    return policy
+    max_rows = 64  # between two looks of the host
 
+    def __init__(self, args, total_steps, names):
+        if args.resume:
+            seed = json.loads(Path(args.resume, "args.json").read_text())["seed"]
+            if seed != args.seed:  # all random numbers depend on it
+                fail(f"--resume continues the run as it began, with --seed {seed}")
+        super().__init__(args, args.num_seeds * total_steps)
+        self.seeds = np.arange(args.seed, args.seed + args.num_seeds)
+        self.names, self.last_step, self.rows_per_second = names, total_steps, 1
+        self.curves, self.curve_steps = np.zeros((0, args.num_seeds, len(names)), np.float32), []
+        if self.saved:
+            with np.load(self.dir / "curves.npz") as saved:  # may be newer than the checkpoint
+                steps = saved["steps"].tolist()
+                curves = np.stack([saved[name] for name in names], axis=2)
+            self.curve_steps = [step for step in steps if step <= self.saved["global_step"]]
+            self.curves = curves[: len(self.curve_steps)]
 
-def load_policy(run_dir, envs, device, deterministic=False, index=0):
-    """The saved network of a run's first seed, or another, as a function from a batch of observations to actions."""
-    q_network = QNetwork(envs.single_action_space.n)
-    params = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
-    params = jax.device_put(jax.tree.map(lambda param: param[index], params), device)
-    epsilon = 0 if deterministic else json.loads(Path(run_dir, "args.json").read_text())["end_e"]
-    return greedy_policy(jax.jit(q_network.apply), params, epsilon, q_network.num_actions)
+    def save(self, state):
+        curves = dict(zip(self.names, np.moveaxis(self.curves, 2, 0)))
+        with (self.dir / "unfinished.tmp").open("wb") as file:
+            np.savez(file, seeds=self.seeds, steps=self.curve_steps, **curves)
+        os.replace(self.dir / "unfinished.tmp", self.dir / "curves.npz")
+        super().save(state)
+
+    def begin_training(self, compile_time):
+        self.say(f"Compiled in {compile_time:.1f} s")
+        if self.step == 0:
+            self.writer.add_scalar("charts/compile_time", compile_time, 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, len(self.seeds) * self.step)])
+
+    def next_rows(self, global_step, row_size):
+        """How many rows take about a second, and end where a checkpoint or a film is due."""
+        until_checkpoint = self.args.checkpoint_freq - global_step % self.args.checkpoint_freq
+        until = [until_checkpoint, self.last_step - global_step]
+        count = min(self.rows_per_second, self.max_rows, *(-(-steps // row_size) for steps in until))
+        if self.args.capture_video:
+            count = min(count, -(-self.last_step // row_size) // 10 + 1)
+        self.began = time.perf_counter()
+        return count
+
+    def log_rows(self, rows, steps, others):
+        """Log the means over the seeds of rows (len(steps), num_seeds, names), and other metrics."""
+        now = time.perf_counter()
+        self.rows_per_second = max(1, int(len(rows) / (now - self.began)))
+        bad = np.isinf(rows[:, :, 0])
+        if bad.any():
+            at, which = steps[bad.any(1).argmax()], self.seeds[bad.any(0)].tolist()
+            at = f"at step {at} with seed {which}"
+            sys.exit(f"\nLosses are not finite {at}. Last good checkpoint: {self.dir}")
+        self.curves = np.concatenate((self.curves, rows))
+        self.curve_steps += steps
+        sps = len(self.seeds) * (steps[-1] - self.start_step) / (now - self.start_time)
+        for row, step, *other in zip(rows, steps, *others.values()):
+            means = dict(zip(others, other)) | {"charts/SPS": int(sps)}
+            if not np.isnan(row[0, 0]):  # else there was no update
+                means |= dict(zip(self.names[:-3], row[:, :-3].mean(0)))
+            ended = row[row[:, -1] > 0]  # seeds with episodes that ended
+            if len(ended):
+                self.recent_returns.append(ended[:, -3].mean())
+                episodes = [*ended[:, -3:-1].mean(0), row[:, -1].sum()]
+                means |= dict(zip(self.names[-3:], episodes))
+            values = [Summary.Value(tag=tag, simple_value=x) for tag, x in means.items()]
+            self.writer.add(Summary(value=values), step)
+        self.show(len(self.seeds) * steps[-1])
 
 
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.batch_size, args.train_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
-        fail("--num-envs, --batch-size, --train-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < max(args.num_envs, args.train_frequency) or args.target_network_frequency < 1:
-        fail("--buffer-size must be at least --num-envs and --train-frequency, --target-network-frequency at least 1")
-    if args.num_seeds < 1:
-        fail("--num-seeds must be at least 1")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to other runs
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
-    try:
-        envs = make_envs(args.env_id, args.num_envs)
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    if not hasattr(envs.single_action_space, "n"):
-        fail(f"{args.env_id} needs discrete actions; ppo_continuous_action.py handles continuous ones")
-    if len(getattr(envs.single_observation_space, "shape", ())) != 1:
-        fail(f"{args.env_id} needs vector observations; dqn_atari_jax.py handles the images of Atari games")
-    if args.capture_video and args.env_id not in gym.registry:
-        fail(f"Gymnasium cannot render {args.env_id}: leave --capture-video out")
-    checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
-    if args.resume and checkpoint["seed"] != args.seed:  # all random numbers depend on it
-        fail(f"--resume continues the run as it began, with --seed {checkpoint['seed']}")
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest to other runs
+    try_envs(args, args.env_id, 1)
+    round_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
+    round_size = round_steps * args.num_envs
+    num_rounds = -(-args.total_timesteps // round_size)
+    replay_rounds = max(1, args.buffer_size // round_size)
+    row_rounds = max(1, 500 // round_size)  # rounds that are logged together
+    row_size = row_rounds * round_size
+    names = ["losses/td_loss", "losses/q_values"]
+    names += ["charts/episodic_return", "charts/episodic_length", "charts/episodes"]
+    run = SeedsRun(args, num_rounds * round_size, names)
 
     # Seeding
     device = jax.devices()[0]
-    seeds = np.arange(args.seed, args.seed + args.num_seeds)
-    keys, init_keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(seeds.astype(np.uint32)).T
+    seeds = jax.vmap(jax.random.key)(run.seeds.astype(np.uint32))
+    keys, init_keys = jax.vmap(jax.random.split)(seeds).T
 
-    # Agent and optimizer
-    env, env_params = envs.env, envs.env_params
+    # Environments, agent and optimizer
+    envs = make_envs(args.env_id, args.num_envs)
     num_actions, obs_dim = envs.single_action_space.n, envs.single_observation_space.shape[0]
     q_network = QNetwork(num_actions)
     optimizer = optax.adam(args.learning_rate)
 
     # Storage: all that training changes, each array with the seeds as its first axis
-    chunk_steps = max(1, args.train_frequency // args.num_envs)  # steps of each environment between gradient steps
-    round_size = chunk_steps * args.num_envs
-    num_chunks = args.buffer_size // round_size
-    num_rounds = -(-args.total_timesteps // round_size)
-    rounds_per_row = max(1, 500 // round_size)  # rounds that are logged together
-    row_size = rounds_per_row * round_size
-    max_chunk = 64  # logged rows between two looks of the host
-
     def init(key):
         init_key, reset_key = jax.random.split(key)
         params = q_network.init(init_key, jnp.zeros((1, obs_dim)))
-        obs, states = envs.reset_all(jax.random.split(reset_key, args.num_envs), env_params)
-        games = {"obs": obs, "states": states, "returns": jnp.zeros(args.num_envs), "lengths": jnp.zeros(args.num_envs)}
-        learner = {"params": params, "target_params": params, "opt_state": optimizer.init(params), "games": games}
-        learner["replay"] = jnp.zeros((num_chunks, chunk_steps, args.num_envs, 2 * obs_dim + 3))
-        return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), learner)  # no weak types, which would change
+        learner = {"params": params, "target_params": params, "opt_state": optimizer.init(params)}
+        learner["replay"] = jnp.zeros((replay_rounds, round_steps, args.num_envs, 2 * obs_dim + 3))
+        learner["games"] = begin_games(envs, reset_key)
+        return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), learner)  # without weak types
 
     learner = jax.jit(jax.vmap(init))(init_keys)
-    loss_names = ["td_loss", "q_values"]
-    names = [f"losses/{name}" for name in loss_names]
-    names += ["charts/episodic_return", "charts/episodic_length", "charts/episodes"]
-    curves, curve_steps = [np.zeros((0, args.num_seeds, len(names)), np.float32)], []
-    recent_returns = []
-
-    def play(params, games, row):
-        """One step of all environments of one seed, and the transitions and finished episodes of it."""
-        explore, random_action, keys, (fresh_obs, fresh_states) = row
-        action = jnp.where(explore, random_action, q_network.apply(params, games["obs"]).argmax(1))
-        step = step_envs(env, env_params, keys, games["states"], action, fresh_obs, fresh_states)
-        obs, states, reward, terminated, truncated, final_obs = step
-        done, returns, lengths = terminated | truncated, games["returns"] + reward, games["lengths"] + 1
-        columns = games["obs"], final_obs, action[:, None], reward[:, None], terminated[:, None]
-        ended = jnp.where(done, jnp.stack([returns, lengths, jnp.ones_like(returns)]), 0).sum(1)
-        games = {"obs": obs, "states": states, "returns": returns * ~done, "lengths": lengths * ~done}
-        return games, (jnp.concatenate(columns, axis=1), ended)
 
     def update(key, replay, filled, learner):
         """One gradient step of one seed."""
-        obs, next_obs, action, reward, terminated = sample(key, replay, filled, args.batch_size, obs_dim)
-        target = td_target(reward, terminated, q_network.apply(learner["target_params"], next_obs), args.gamma)
+        batch = sample(key, replay, filled, args.batch_size, obs_dim)
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = batch
+        next_q_values = q_network.apply(learner["target_params"], b_next_obs)
+        target = td_target(b_rewards, b_terminated, next_q_values, args.gamma)
 
-        def td_loss(params):
-            q_values = jnp.take_along_axis(q_network.apply(params, obs), action.astype(int), axis=1).squeeze(1)
-            return jnp.mean((q_values - target) ** 2), q_values.mean()
+        def loss(params):
+            return dqn_loss(q_network.apply(params, b_obs), b_actions, target)
 
-        (loss, q_value), gradients = jax.value_and_grad(td_loss, has_aux=True)(learner["params"])
+        (_, logged), gradients = jax.value_and_grad(loss, has_aux=True)(learner["params"])
         updates, opt_state = optimizer.update(gradients, learner["opt_state"])
-        losses = learner["losses"] + jnp.stack([loss, q_value])
-        params = optax.apply_updates(learner["params"], updates)
-        return learner | {"params": params, "opt_state": opt_state, "losses": losses}
-
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        curves[:] = [np.concatenate(curves)]
-        with (run_dir / "unfinished.tmp").open("wb") as file:
-            np.savez(file, seeds=seeds, steps=curve_steps, **dict(zip(names, np.moveaxis(curves[0], 2, 0))))
-        os.replace(run_dir / "unfinished.tmp", run_dir / "curves.npz")
-        state = {"global_step": global_step, "seed": args.seed, "learner": to_state_dict(jax.device_get(learner))}
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        (run_dir / "unfinished.tmp").write_bytes(msgpack_serialize(state))
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.msgpack")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]))
-        with np.load(run_dir / "curves.npz") as saved:  # which may be newer than the checkpoint
-            curve_steps = [step for step in saved["steps"].tolist() if step <= global_step]
-            curves = [np.stack([saved[name] for name in names], axis=2)[: len(curve_steps)]]
-    else:
-        save_checkpoint()
+        return learner | {
+            "params": optax.apply_updates(learner["params"], updates),
+            "opt_state": opt_state,
+            "losses": learner["losses"] + logged,
+        }
 
     # Training loop
     def iterate(learner, key, number):
-        """One round of one seed, and what its episodes and gradient steps add to the log."""
+        """One round of one seed, and what it adds to the log: sums of losses and episodes, updates."""
         # Act
-        start, size = number * round_size, (chunk_steps, args.num_envs)
-        explore_key, action_key, step_key, reset_key, sample_key = jax.random.split(jax.random.fold_in(key, number), 5)
-        steps = start + args.num_envs * jnp.arange(chunk_steps)
-        progress = jnp.minimum(steps / max(args.exploration_fraction * args.total_timesteps, 1), 1)
-        epsilon = args.start_e + (args.end_e - args.start_e) * progress
+        start, size = number * round_size, (round_steps, args.num_envs)
+        round_keys = jax.random.split(jax.random.fold_in(key, number), 5)
+        explore_key, action_key, step_key, reset_key, sample_key = round_keys
+        steps = start + args.num_envs * jnp.arange(round_steps)
+        exploration_steps = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, steps)
         explore = jax.random.uniform(explore_key, size) < epsilon[:, None]
         random_actions = jax.random.randint(action_key, size, 0, num_actions)
-        fresh = jax.vmap(envs.reset_all, (0, None))(jax.random.split(reset_key, size), env_params)
-        rows = explore, random_actions, jax.random.split(step_key, size), fresh
-        games, (chunk, ended) = jax.lax.scan(partial(play, learner["params"]), learner["games"], rows, unroll=5)
+        step_keys, reset_keys = jax.random.split(step_key, size), jax.random.split(reset_key, size)
+        fresh = jax.vmap(envs.reset_all, (0, None))(reset_keys, envs.env_params)
+        rows = explore, random_actions, step_keys, fresh
+        step = partial(play, q_network, envs, learner["params"])
+        games, (transitions, ended) = jax.lax.scan(step, learner["games"], rows, unroll=5)
+        replay = learner["replay"].at[number % replay_rounds].set(transitions)
 
         # Learn
-        end = start + round_size
-        replay = learner["replay"].at[number % num_chunks].set(chunk)
-        filled = jnp.minimum(number + 1, num_chunks) * round_size
-        num_updates, num_copies = (
-            jnp.where(end > args.learning_starts, end // frequency - start // frequency, 0)
-            for frequency in (args.train_frequency, args.target_network_frequency)
-        )
-        changing = {name: learner[name] for name in ("params", "target_params", "opt_state")} | {"losses": jnp.zeros(2)}
-        changing = jax.lax.fori_loop(
-            *(0, num_updates),
-            lambda i, changing: update(jax.random.fold_in(sample_key, i), replay, filled, changing),
-            changing,
-        )
-        losses, step_size = changing.pop("losses"), 1 - (1 - args.tau) ** num_copies
-        changing["target_params"] = optax.incremental_update(changing["params"], changing["target_params"], step_size)
+        def due(frequency):
+            passed = (start + round_size) // frequency - start // frequency
+            return jnp.where(start + round_size > args.learning_starts, passed, 0)
+
+        def learn(i, changing):
+            return update(jax.random.fold_in(sample_key, i), replay, filled, changing)
+
+        filled = jnp.minimum(number + 1, replay_rounds) * round_size
+        num_updates = due(args.train_frequency)
+        changing = {name: learner[name] for name in ("params", "target_params", "opt_state")}
+        changing = jax.lax.fori_loop(0, num_updates, learn, changing | {"losses": jnp.zeros(2)})
+        losses, tau = changing.pop("losses"), 1 - (1 - args.tau) ** due(args.target_network_frequency)
+        both = changing["params"], changing["target_params"]
+        changing["target_params"] = optax.incremental_update(*both, tau)
         added = jnp.concatenate([losses, ended.sum(0), jnp.full(1, num_updates)])
         return changing | {"games": games, "replay": replay}, added
 
     def train(learner, keys, first, count):
-        """`count` rows of the log, at most `max_chunk`, with the rounds of all seeds that they are about."""
+        """The rounds of all seeds in `count` rows of the log, at most `run.max_rows`, and these."""
+
+        def play_round(number, carry):
+            learner, added = jax.vmap(iterate, (0, 0, None))(carry[0], keys, number)
+            return learner, carry[1] + added
 
         def play_row(i, carry):
-            learner, logged = carry
-            start = first + i * rounds_per_row
-
-            def play_round(number, carry):
-                learner, added = jax.vmap(iterate, (0, 0, None))(carry[0], keys, number)
-                return learner, carry[1] + added
-
-            end = jnp.minimum(start + rounds_per_row, num_rounds)
-            learner, sums = jax.lax.fori_loop(start, end, play_round, (learner, jnp.zeros((args.num_seeds, 6))))
+            learner, rows = carry
+            start = first + i * row_rounds
+            end = jnp.minimum(start + row_rounds, num_rounds)
+            sums = jnp.zeros((args.num_seeds, 6))
+            learner, sums = jax.lax.fori_loop(start, end, play_round, (learner, sums))
             losses, episodes = sums[:, :2] / sums[:, 5:], sums[:, 2:4] / sums[:, 4:5]
-            finite = jnp.stack(
-                [jnp.isfinite(x.reshape(args.num_seeds, -1)).all(1) for x in jax.tree.leaves(learner["params"])]
-            )
-            losses = jnp.where(finite.all(0)[:, None], losses, jnp.inf)
-            return learner, logged.at[i].set(jnp.concatenate([losses, episodes, sums[:, 4:5]], axis=1))
+            weights = [x.reshape(args.num_seeds, -1) for x in jax.tree.leaves(learner["params"])]
+            finite = jnp.isfinite(jnp.concatenate(weights, axis=1)).all(1, keepdims=True)
+            row = [jnp.where(finite, losses, jnp.inf), episodes, sums[:, 4:5]]
+            return learner, rows.at[i].set(jnp.concatenate(row, axis=1))
 
-        return jax.lax.fori_loop(0, count, play_row, (learner, jnp.zeros((max_chunk, args.num_seeds, len(names)))))
+        rows = jnp.zeros((run.max_rows, args.num_seeds, len(names)))
+        return jax.lax.fori_loop(0, count, play_row, (learner, rows))
 
-    start_time, start_step, chunk, next_film = time.perf_counter(), global_step, 1, global_step
+    global_step = run.saved.get("global_step", 0)
+    if args.resume:
+        learner = refill(learner, run.saved["learner"])
+    run.begin(lambda: {"learner": learner})
+    start = time.perf_counter()
     train = jax.jit(train, donate_argnums=0).lower(learner, keys, 0, 0).compile()
-    compile_time = time.perf_counter() - start_time
-    print(f"Compiled in {compile_time:.1f} s")
-    if global_step == 0:
-        writer.add_scalar("charts/compile_time", compile_time, 0)
-    start_time += compile_time
-    last_step = num_rounds * round_size
-    while global_step < last_step:
-        chunk_start, first = time.perf_counter(), global_step // round_size
-        until_checkpoint = -(-(args.checkpoint_freq - global_step % args.checkpoint_freq) // row_size)
-        num_rows = -(-num_rounds // rounds_per_row)
-        until_film = num_rows // 10 + 1 if args.capture_video else max_chunk
-        count = min(chunk, until_checkpoint, until_film, -(-(num_rounds - first) // rounds_per_row))
-        learner, logged = train(learner, keys, first, count)
-        logged = np.asarray(logged)[:count]  # (rows, seeds, names)
-        now = time.perf_counter()
-        chunk = int(np.clip(count / (now - chunk_start), 1, max_chunk))  # of about a second
+    run.begin_training(time.perf_counter() - start)
+    next_film = global_step
+    while global_step < num_rounds * round_size:
+        number, count = global_step // round_size, run.next_rows(global_step, row_size)
+        learner, rows = train(learner, keys, number, count)
 
         # Log
-        bad = ~np.isfinite(logged[:, :, : len(loss_names)]).all(2) & ~np.isnan(logged[:, :, 0])
-        if bad.any():
-            at = global_step + row_size * (bad.any(1).argmax() + 1)
-            which = f"Losses are not finite at step {at} with seed {seeds[bad.any(0)].tolist()}"
-            sys.exit(f"\n{which}. Last good checkpoint: {run_dir}")
-        curves.append(logged)
-        chunk_end = min(global_step + count * row_size, last_step)
-        sps = args.num_seeds * (chunk_end - start_step) / (now - start_time)
-        for row in logged:
-            global_step = min(global_step + row_size, last_step)
-            curve_steps.append(global_step)
-            means, ended = {"charts/SPS": int(sps)}, row[:, -1] > 0  # seeds with episodes that ended
-            if not np.isnan(row[0, 0]):
-                means |= dict(zip(names[:-3], row[:, :-3].mean(0)))
-            if ended.any():
-                recent_returns = [row[ended, -3].mean()]
-                means |= dict(zip(names[-3:], [*row[ended, -3:-1].mean(0), row[:, -1].sum()]))
-            writer.add(Summary(value=[Summary.Value(tag=tag, simple_value=x) for tag, x in means.items()]), global_step)
-        report(args.num_seeds * global_step, args.num_seeds * last_step, sps, recent_returns)
+        steps = [global_step + row_size * (i + 1) for i in range(count)]
+        steps = [min(step, num_rounds * round_size) for step in steps]
+        run.log_rows(np.asarray(rows)[:count], steps, {})
+        global_step = steps[-1]
+        if args.capture_video and global_step >= next_film:
+            params = jax.tree.map(lambda x: x[0], learner["params"])
+            path = run.dir / f"videos/step-{global_step}"
+            policy = epsilon_greedy(jax.jit(q_network.apply), params, num_actions, args.end_e)
+            film_episode(policy, args.env_id, args.seed, path)
+            next_film = global_step + args.total_timesteps // 10
 
         # Checkpoint
-        if args.capture_video and global_step >= next_film:
-            params = jax.tree.map(lambda param: param[0], learner["params"])
-            policy = greedy_policy(jax.jit(q_network.apply), params, args.end_e, num_actions)
-            film_episode(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}")
-            next_film = global_step + args.total_timesteps // 10
-        if stop_signals or global_step % args.checkpoint_freq < row_size or global_step == last_step:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+        run.checkpoint(global_step, last=global_step == num_rounds * round_size)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(flatten_dict(learner["params"], sep="."), run_dir / "model.safetensors")
+        save_file(flatten_dict(learner["params"], sep="."), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10 * args.num_seeds)  # ten for each seed
-
-        @jax.jit
-        def forward(params, obs):
-            return jax.vmap(q_network.apply)(params, obs.reshape(args.num_seeds, 10, -1)).reshape(len(obs), -1)
-
-        policy = greedy_policy(forward, learner["params"], args.end_e, num_actions)
-        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30).reshape(args.num_seeds, 10)
-        np.save(run_dir / "eval_returns.npy", eval_returns)
-        for i, episodic_return in enumerate(eval_returns.mean(0)):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        forward = side_by_side(q_network.apply, args.num_seeds)
+        policy = epsilon_greedy(forward, learner["params"], num_actions, args.end_e)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+        eval_returns = eval_returns.reshape(args.num_seeds, 10)
+        np.save(run.dir / "eval_returns.npy", eval_returns)
+        run.say(f"Evaluation of each seed: {eval_returns.mean(1).round(2).tolist()}")
+        eval_returns = eval_returns.mean(0)
+    run.close(eval_returns)

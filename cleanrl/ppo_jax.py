@@ -166,6 +166,28 @@ def make_envs(env_id, num_envs):
     return envs
 
 
+def begin_games(envs, key):
+    """The first states of the games, and the return and length of each so far."""
+    obs, states = envs.reset_all(jax.random.split(key, envs.num_envs), envs.env_params)
+    zeros = jnp.zeros(envs.num_envs)
+    return {"obs": obs, "states": states, "returns": zeros, "lengths": zeros}
+
+
+def play(agent, envs, params, games, row):
+    """One step of all environments of one seed, and the row of the rollout that it makes."""
+    noise, keys, fresh = row
+    logits, _ = agent.apply(params, games["obs"], critic=False)
+    action = (logits + noise).argmax(-1)  # Gumbel-max draw from the softmax
+    step = step_envs(envs.env, envs.env_params, keys, games["states"], action, *fresh)
+    obs, states, reward, terminated, truncated, final_obs = step
+    done = terminated | truncated
+    row = {"obs": games["obs"], "actions": action, "logits": logits, "rewards": reward}
+    row |= {"terminated": terminated, "dones": done, "final_obs": final_obs}
+    row |= {"returns": games["returns"] + reward, "lengths": games["lengths"] + 1}
+    counts = {name: row[name] * ~done for name in ("returns", "lengths")}
+    return {"obs": obs, "states": states} | counts, row
+
+
 def orthogonal_pair(key, shape, dtype=jnp.float32):
     """Two orthogonal matrices of one shape, one for the actor and one for the critic."""
     return jax.vmap(lambda key: nn.initializers.orthogonal(2**0.5)(key, shape[1:], dtype))(jax.random.split(key))
@@ -211,6 +233,16 @@ def load_policy(run_dir, envs, device, deterministic=False, index=0):
     params = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
     params = jax.device_put(jax.tree.map(lambda param: param[index], params), device)
     return softmax_policy(jax.jit(agent.apply), params, deterministic)
+
+
+def side_by_side(apply, num_seeds):
+    """A network's function for the weights of all seeds; each has its share of the observations."""
+
+    def forward(params, obs):
+        outputs = jax.vmap(apply)(params, obs.reshape(num_seeds, -1, *obs.shape[1:]))
+        return jax.tree.map(lambda x: x.reshape(len(obs), *x.shape[2:]), outputs)
+
+    return jax.jit(forward)
 
 
 def gae_at_once(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
@@ -520,19 +552,28 @@ def evaluate(policy, envs, seed):
 
 
 class SeedsRun(Run):
-    """A run of several seeds side by side. A row of its log has one value for each seed and each of
-    `names`: losses, of which the first is infinite if the weights are not finite, then the mean
-    return, mean length and number of the episodes that ended."""
+    """A run of several seeds side by side.
+
+    A row of its log has a value for each seed and each of `names`: losses, the first of them infinite
+    if weights are not finite, then mean return, mean length and number of the episodes that ended.
+    """
+
+    max_rows = 64  # between two looks of the host
 
     def __init__(self, args, total_steps, names):
+        if args.resume:
+            seed = json.loads(Path(args.resume, "args.json").read_text())["seed"]
+            if seed != args.seed:  # all random numbers depend on it
+                fail(f"--resume continues the run as it began, with --seed {seed}")
         super().__init__(args, args.num_seeds * total_steps)
-        self.names, self.seeds = names, np.arange(args.seed, args.seed + args.num_seeds)
+        self.seeds = np.arange(args.seed, args.seed + args.num_seeds)
+        self.names, self.last_step, self.rows_per_second = names, total_steps, 1
         self.curves, self.curve_steps = np.zeros((0, args.num_seeds, len(names)), np.float32), []
         if self.saved:
-            with np.load(self.dir / "curves.npz") as saved:  # which may be newer than the checkpoint
+            with np.load(self.dir / "curves.npz") as saved:  # may be newer than the checkpoint
                 steps = saved["steps"].tolist()
-                self.curve_steps = [step for step in steps if step <= self.saved["global_step"]]
                 curves = np.stack([saved[name] for name in names], axis=2)
+            self.curve_steps = [step for step in steps if step <= self.saved["global_step"]]
             self.curves = curves[: len(self.curve_steps)]
 
     def save(self, state):
@@ -549,8 +590,20 @@ class SeedsRun(Run):
         self.start_time = time.perf_counter()
         self.marks = deque([(self.start_time, len(self.seeds) * self.step)])
 
+    def next_rows(self, global_step, row_size):
+        """How many rows take about a second, and end where a checkpoint or a film is due."""
+        until_checkpoint = self.args.checkpoint_freq - global_step % self.args.checkpoint_freq
+        until = [until_checkpoint, self.last_step - global_step]
+        count = min(self.rows_per_second, self.max_rows, *(-(-steps // row_size) for steps in until))
+        if self.args.capture_video:
+            count = min(count, -(-self.last_step // row_size) // 10 + 1)
+        self.began = time.perf_counter()
+        return count
+
     def log_rows(self, rows, steps, others):
-        """Log the means over the seeds of rows (len(steps), num_seeds, len(names)) and of other metrics."""
+        """Log the means over the seeds of rows (len(steps), num_seeds, names), and other metrics."""
+        now = time.perf_counter()
+        self.rows_per_second = max(1, int(len(rows) / (now - self.began)))
         bad = np.isinf(rows[:, :, 0])
         if bad.any():
             at, which = steps[bad.any(1).argmax()], self.seeds[bad.any(0)].tolist()
@@ -558,16 +611,16 @@ class SeedsRun(Run):
             sys.exit(f"\nLosses are not finite {at}. Last good checkpoint: {self.dir}")
         self.curves = np.concatenate((self.curves, rows))
         self.curve_steps += steps
-        seconds = time.perf_counter() - self.start_time
-        sps = int(len(self.seeds) * (steps[-1] - self.start_step) / seconds)
+        sps = len(self.seeds) * (steps[-1] - self.start_step) / (now - self.start_time)
         for row, step, *other in zip(rows, steps, *others.values()):
-            means = dict(zip(others, other)) | {"charts/SPS": sps}
+            means = dict(zip(others, other)) | {"charts/SPS": int(sps)}
             if not np.isnan(row[0, 0]):  # else there was no update
                 means |= dict(zip(self.names[:-3], row[:, :-3].mean(0)))
             ended = row[row[:, -1] > 0]  # seeds with episodes that ended
             if len(ended):
-                means |= dict(zip(self.names[-3:], [*ended[:, -3:-1].mean(0), row[:, -1].sum()]))
                 self.recent_returns.append(ended[:, -3].mean())
+                episodes = [*ended[:, -3:-1].mean(0), row[:, -1].sum()]
+                means |= dict(zip(self.names[-3:], episodes))
             values = [Summary.Value(tag=tag, simple_value=x) for tag, x in means.items()]
             self.writer.add(Summary(value=values), step)
         self.show(len(self.seeds) * steps[-1])
@@ -583,8 +636,6 @@ if __name__ == "__main__":
         fail(f"--num-minibatches must divide {batch_size} steps into parts of two steps or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    if args.resume and json.loads(Path(args.resume, "args.json").read_text())["seed"] != args.seed:
-        fail("--resume continues the run as it began, with its --seed")
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest to other runs
@@ -601,7 +652,6 @@ if __name__ == "__main__":
 
     # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs)
-    env, env_params = envs.env, envs.env_params
     obs_dim = envs.single_observation_space.shape[0]
     agent = Agent(envs.single_action_space.n)
     clip = optax.clip_by_global_norm(args.max_grad_norm)
@@ -611,27 +661,11 @@ if __name__ == "__main__":
     def init(key):
         init_key, reset_key = jax.random.split(key)
         params = agent.init(init_key, jnp.zeros((1, obs_dim)))
-        obs, states = envs.reset_all(jax.random.split(reset_key, args.num_envs), env_params)
-        games = {"obs": obs, "states": states}
-        games |= {"returns": jnp.zeros(args.num_envs), "lengths": jnp.zeros(args.num_envs)}
-        learner = {"params": params, "opt_state": optimizer.init(params), "games": games}
-        return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), learner)  # no weak types, which would change
+        learner = {"params": params, "opt_state": optimizer.init(params)}
+        learner["games"] = begin_games(envs, reset_key)
+        return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), learner)  # without weak types
 
     learner = jax.jit(jax.vmap(init))(init_keys)
-
-    def play(params, games, row):
-        """One step of all environments of one seed, and the row of the rollout that it makes."""
-        noise, keys, (fresh_obs, fresh_states) = row
-        logits, _ = agent.apply(params, games["obs"], critic=False)
-        action = (logits + noise).argmax(-1)  # Gumbel-max draw from the softmax
-        step = step_envs(env, env_params, keys, games["states"], action, fresh_obs, fresh_states)
-        obs, states, reward, terminated, truncated, final_obs = step
-        done = terminated | truncated
-        row = {"obs": games["obs"], "actions": action, "logits": logits, "rewards": reward}
-        row |= {"terminated": terminated, "dones": done, "final_obs": final_obs}
-        row |= {"returns": games["returns"] + reward, "lengths": games["lengths"] + 1}
-        counts = {name: row[name] * ~done for name in ("returns", "lengths")}
-        return {"obs": obs, "states": states} | counts, row
 
     def update(lr, carry, row):
         """One gradient step of one seed, unless its epochs have been ended by the KL divergence."""
@@ -664,8 +698,9 @@ if __name__ == "__main__":
         act_key, step_key, reset_key, shuffle_key = jax.random.split(iteration_key, 4)
         noise = jax.random.gumbel(act_key, (*size, agent.num_actions))
         step_keys, reset_keys = jax.random.split(step_key, size), jax.random.split(reset_key, size)
-        rows = noise, step_keys, jax.vmap(envs.reset_all, (0, None))(reset_keys, env_params)
-        games, rollout = jax.lax.scan(partial(play, params), learner["games"], rows, unroll=4)
+        rows = noise, step_keys, jax.vmap(envs.reset_all, (0, None))(reset_keys, envs.env_params)
+        step = partial(play, agent, envs, params)
+        games, rollout = jax.lax.scan(step, learner["games"], rows, unroll=4)
 
         # Targets: the weights have not changed since, so one batch serves all steps
         dones, terminated = rollout["dones"], rollout["terminated"]
@@ -696,40 +731,35 @@ if __name__ == "__main__":
         return learner | {"games": games}, jnp.stack(logged)
 
     def train(learner, keys, first, count):
-        """`count` iterations of all seeds, at most `max_stretch`, and the rows of the log."""
+        """`count` iterations of all seeds, at most `run.max_rows`, and the rows of the log."""
 
         def body(i, carry):
             learner, rows = carry
             learner, row = jax.vmap(iterate, (0, 0, None))(learner, keys, first + i)
             return learner, rows.at[i].set(row)
 
-        rows = jnp.zeros((max_stretch, args.num_seeds, len(names)))
+        rows = jnp.zeros((run.max_rows, args.num_seeds, len(names)))
         return jax.lax.fori_loop(0, count, body, (learner, rows))
 
     global_step = run.saved.get("global_step", 0)
     if args.resume:
         learner = refill(learner, run.saved["learner"])
     run.begin(lambda: {"learner": learner})
-    stretch, max_stretch, start = 1, 64, time.perf_counter()  # iterations between two looks of the host
+    start = time.perf_counter()
     train = jax.jit(train, donate_argnums=0).lower(learner, keys, 0, 0).compile()
     run.begin_training(time.perf_counter() - start)
     next_film = global_step
     while global_step < num_iterations * batch_size:
-        start, iteration = time.perf_counter(), global_step // batch_size
-        until_checkpoint = args.checkpoint_freq - global_step % args.checkpoint_freq
-        count = min(stretch, -(-until_checkpoint // batch_size), num_iterations - iteration)
-        if args.capture_video:
-            count = min(count, num_iterations // 10 + 1)
+        iteration, count = global_step // batch_size, run.next_rows(global_step, batch_size)
         learner, rows = train(learner, keys, iteration, count)
-        rows = np.asarray(rows)[:count]  # (iterations, seeds, names)
-        stretch = int(np.clip(count / (time.perf_counter() - start), 1, max_stretch))  # of a second
 
         # Log
         iterations = range(iteration, iteration + count)
         left = [1 - i / num_iterations if args.anneal_lr else 1 for i in iterations]
         lrs = {"charts/learning_rate": [share * args.learning_rate for share in left]}
-        run.log_rows(rows, [batch_size * (i + 1) for i in iterations], lrs)
-        global_step += batch_size * count
+        steps = [batch_size * (i + 1) for i in iterations]
+        run.log_rows(np.asarray(rows)[:count], steps, lrs)
+        global_step = steps[-1]
         if args.capture_video and global_step >= next_film:
             params = jax.tree.map(lambda x: x[0], learner["params"])
             path = run.dir / f"videos/step-{global_step}"
@@ -745,12 +775,7 @@ if __name__ == "__main__":
     if args.save_model:
         save_file(flatten_dict(learner["params"], sep="."), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10 * args.num_seeds)  # ten for each seed
-
-        @jax.jit
-        def forward(params, obs):
-            obs = obs.reshape(args.num_seeds, 10, obs_dim)
-            return jax.vmap(partial(agent.apply, critic=False))(params, obs)[0].reshape(-1, agent.num_actions), None
-
+        forward = side_by_side(partial(agent.apply, critic=False), args.num_seeds)
         policy = softmax_policy(forward, learner["params"])
         eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
         eval_returns = eval_returns.reshape(args.num_seeds, 10)
