@@ -7,14 +7,15 @@
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games on several GPUs.
 
 Differs from ppo_atari.py:
-1. torchrun starts one process for each GPU, on any number of machines; each plays --local-num-envs games of its own;
-2. each process computes the gradient of its share of a minibatch; gradients, losses, and the mean and variance that
-   standardise advantages are averaged over all processes, so that N learn what one with N times the games would;
-3. all processes stop an update on KL, and the run on a signal, together; process 0 logs and writes the checkpoints.
+1. torchrun starts one process for each GPU, on any number of machines; each plays games of its own;
+2. each process computes the gradient of its share of a minibatch; gradients, losses, and the mean and
+   variance that standardise advantages are averaged over all processes, so that N learn what one with N
+   times the games would;
+3. all stop an update on KL, and the run on a signal, together; process 0 logs and writes checkpoints.
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
-2. orthogonal weights at first; 4 epochs, not 3; the clip range is not annealed, and the value loss weighs a quarter;
+2. orthogonal initialisation; 4 epochs, not 3; a fixed clip range; the value loss weighs a quarter;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: torchrun --standalone --nproc-per-node 2 ppo_atari_multigpu.py --env-id BreakoutNoFrameskip-v4
@@ -24,18 +25,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, make_dataclass, replace
 from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -50,27 +52,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    device_ids: list[int] = field(default_factory=list)  # the GPU of each process of a machine; by default 0, 1, ...
-    backend: Literal["gloo", "nccl", "mpi"] | None = None  # how processes talk; by default nccl on GPUs, else gloo
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "BreakoutNoFrameskip-v4"  # environment
     total_timesteps: int = 10_000_000  # environment steps in total
     learning_rate: float = 2.5e-4  # step size of the optimizer
-    local_num_envs: int = 8  # parallel environments of each process
+    num_envs: int = 0  # parallel environments
+    local_num_envs: int = 8  # parallel environments of each process, unless --num-envs is given
     num_steps: int = 128  # rollout length per environment
     anneal_lr: bool = True  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount
@@ -85,102 +71,36 @@ class Args:
     max_grad_norm: float = 0.5  # ceiling of the global gradient norm
     target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
 
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    device_ids: tuple[int, ...] = ()  # the GPU of each process of a machine; by default 0, 1, ...
+    backend: Literal["gloo", "nccl", "mpi"] | None = None  # how processes talk; by default nccl on GPUs, else gloo
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    def __post_init__(self):
+        self.device_ids = tuple(self.device_ids)  # JSON has lists
 
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
-    game, sticky = (gym.spec(env_id).kwargs.get(key) for key in ("game", "repeat_action_probability"))
-    if game is None:
-        raise gym.error.Error(f"{env_id} is not an Atari game; ppo.py handles vector observations")
-    options = {"reward_clipping": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP} | options
-    return AtariVectorEnv(game, num_envs, repeat_action_probability=sticky, life_loss_info=life_loss, **options)
-
-
-def record_video(policy, env_id, seed, path):
-    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
-    from moviepy import ImageSequenceClip
-
-    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
-    frames = [twin.reset(seed=seed)[0][0, 0]]
-
-    def film(obs):
-        action = policy(obs)
-        frames.append(twin.step(action)[0][0, 0])
-        del frames[4500:]  # five minutes are enough
-        return action
-
-    evaluate(film, make_envs(env_id, 1, False), seed)
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+    flags = gym.spec(env_id).kwargs
+    if "game" not in flags:
+        raise gym.error.Error(f"{env_id} is not an Atari game: ppo.py for vectors as observations")
+    options = {"reward_clipping": False, "autoreset_mode": "SameStep"} | options
+    options |= {"repeat_action_probability": flags["repeat_action_probability"]}
+    envs = AtariVectorEnv(flags["game"], num_envs, life_loss_info=life_loss, **options)
+    envs.metadata = {"render_modes": ["rgb_array"]}  # by record_video
+    return envs
 
 
 def layer_init(layer, std=2**0.5):
@@ -192,23 +112,20 @@ def layer_init(layer, std=2**0.5):
 class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        self.network = nn.Sequential(
-            layer_init(nn.Conv2d(4, 32, 8, stride=4)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(64, 64, 3, stride=1)),
-            nn.ReLU(),
-            nn.Flatten(),
-            layer_init(nn.Linear(64 * 7 * 7, 512)),
-            nn.ReLU(),
-        )
+
+        def conv(inputs, outputs, size, stride):
+            return layer_init(nn.Conv2d(inputs, outputs, size, stride)), nn.ReLU()
+
+        layers = *conv(4, 32, 8, 4), *conv(32, 64, 4, 2), *conv(64, 64, 3, 1), nn.Flatten()
+        hidden = layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()
+        self.network = nn.Sequential(*layers, *hidden)
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
 
     def get_value(self, obs):
         return self.critic(self.network(obs / 255)).squeeze(-1)
 
+    @torch.no_grad()
     def get_action(self, obs, deterministic=False):
         logits = self.actor(self.network(obs / 255))
         if not deterministic:  # Gumbel-max draw from the softmax
@@ -219,14 +136,25 @@ class Agent(nn.Module):
         hidden = self.network(obs / 255)
         logprobs = self.actor(hidden).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return -nn.functional.nll_loss(logprobs, action, reduction="none"), entropy, self.critic(hidden).squeeze(-1)
+        logprob = -nn.functional.nll_loss(logprobs, action, reduction="none")
+        return logprob, entropy, self.critic(hidden).squeeze(-1)
+
+
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved agent of a run, as a function from observations to actions."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+
+    def policy(obs):
+        obs = torch.tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(obs, deterministic).cpu().numpy()
+
+    return policy
 
 
 def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
-    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
-
-    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
-    """
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays; what follows
+    the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero."""
     advantages, advantage = np.zeros_like(rewards), 0.0
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
@@ -235,15 +163,27 @@ def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
     return advantages
 
 
-def flatten(module):
-    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
-    params = list(module.parameters())
-    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
-    vector.grad = torch.zeros_like(vector)
-    sizes = [param.numel() for param in params]
-    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
-        param.data, param.grad = data.view_as(param), grad.view_as(param)
-    return vector
+def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, args):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    logratio = newlogprob - logprob
+    ratio = logratio.exp()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()  # eq. 7
+    v_error = (newvalue - target) ** 2
+    if args.clip_vloss:
+        clipped_value = value + (newvalue - value).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - target) ** 2)
+    v_loss = 0.5 * v_error.mean()
+    entropy_loss = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+    with torch.no_grad():
+        old_approx_kl = -logratio.mean()
+        approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
+        clipfrac = (ratio != clipped_ratio).float().mean()
+    logged = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy_loss}
+    return loss, logged | {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
 
 
 def average(tensor):
@@ -266,19 +206,313 @@ def gather(objects):
     return sum(lists or [], [])
 
 
-def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
+def record_video(policy, env_id, seed, path):
+    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
+    from moviepy import ImageSequenceClip
 
-    def call():
-        nonlocal calls
+    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
+    frames = [twin.reset(seed=seed)[0][0, 0]]
+
+    def film(obs):
+        action = policy(obs)
+        frames.append(twin.step(action)[0][0, 0])
+        del frames[4500:]  # five minutes are enough
+        return action
+
+    evaluate(film, make_envs(env_id, 1, False), seed)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
+
+    def call(*args):
+        nonlocal calls, inputs, outputs
         calls += 1
         if calls <= warmup:
-            return function()
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
+                outputs = function(*inputs)
         graph.replay()
+        return outputs
 
     return call
 
@@ -294,38 +528,8 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
-    agent = Agent(envs).to(device)
-    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    return torch.no_grad()(
-        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device), deterministic).cpu().numpy()
-    )
-
-
-if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
-    rank, local_rank = (int(os.environ.get(key, 0)) for key in ("RANK", "LOCAL_RANK"))  # torchrun sets them
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if rank > 0:
-        sys.stdout = open(os.devnull, "w")  # process 0 speaks for all
-    args = parse_args()
-    if min(args.local_num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
-        fail("--local-num-envs, --num-steps, --num-minibatches, --update-epochs, --checkpoint-freq must be at least 1")
-    num_envs = args.local_num_envs * world_size
-    batch_size, local_batch_size = num_envs * args.num_steps, args.local_num_envs * args.num_steps
-    minibatch_size = local_batch_size // args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
-    if local_batch_size % args.num_minibatches or minibatch_size < 2:
-        fail(f"--num-minibatches must divide {local_batch_size} steps of a process into minibatches of two or more")
-    if num_iterations == 0:
-        fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    try:
-        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
+def join_processes(args, local_rank, world_size):
+    """Meet the other processes; returns the device of this one."""
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
     backend = args.backend or {"cuda": "nccl", "cpu": "gloo"}[device.type]
     if not dist.is_backend_available(backend) or (backend == "nccl" and device.type == "cpu"):
@@ -339,17 +543,105 @@ if __name__ == "__main__":
             fail("--device-ids with a GPU for two processes needs --backend gloo")
         device = torch.device("cuda", device_ids[local_rank])
         torch.cuda.set_device(device)
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    if args.resume and len(checkpoint["rng"]) != world_size:
-        fail(f"--resume continues the run as it began, with {len(checkpoint['rng'])} processes, not {world_size}")
     if world_size > 1:
         dist.init_process_group(backend)
     elif not dist.is_initialized():  # without torchrun
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    if rank == 0:
-        run_dir, writer = open_run(args, checkpoint.get("events", {}))
-    else:
-        run_dir, writer = Path(), SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+    return device
+
+
+class RunTogether(Run):
+    """A run of several processes: process 0 writes for all, and all stop where one of them is to."""
+
+    def __init__(self, args, total_steps):
+        self.rank, self.received, self.episodes = dist.get_rank(), [], []
+        if self.rank == 0:
+            super().__init__(args, total_steps)
+        else:
+            self.args, self.dir, self.total, self.shown = args, Path(args.resume), total_steps, 0
+            self.saved, self.signals, self.over = {}, [], False
+            self.recent_returns, self.returns = deque(maxlen=20), None
+            self.writer = SimpleNamespace(add_scalar=lambda *_: None, flush=lambda: None)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self.stop)
+            if args.resume:
+                self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        if self.saved:
+            self.saved["torch_rng"] = self.saved["torch_rng"][self.rank]
+
+    def stop(self, number, frame):
+        """As in `Run`, but the others have to hear of it first."""
+        if self.over or (number == signal.SIGINT and number in self.received):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.received.append(number)
+
+    def state(self, global_step, **counters):
+        state = super().state(global_step, **counters)
+        return state | {"torch_rng": gather([state["torch_rng"]])}
+
+    def save(self, state):
+        if self.rank == 0:
+            super().save(state)
+
+    def log_episodes(self, global_step, reward, done):
+        """Keep the episodes of this process until `log`."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:
+            at = global_step + self.rank * len(reward) + i + 1
+            self.episodes.append((int(at), self.returns[i], self.lengths[i]))
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        for at, episodic_return, episodic_length in sorted(gather(self.episodes)):
+            self.writer.add_scalar("charts/episodic_return", episodic_return, at)
+            self.writer.add_scalar("charts/episodic_length", episodic_length, at)
+            self.recent_returns.append(episodic_return)
+        self.episodes = []
+        super().log(global_step, losses, others)
+
+    def checkpoint(self, global_step, last, **counters):
+        received = [None] * dist.get_world_size()
+        dist.all_gather_object(received, self.received)
+        self.signals = sum(received, [])
+        super().checkpoint(global_step, last, **counters)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue, start it in the same way with --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)
+
+    def close(self, eval_returns=()):
+        if self.rank == 0:
+            super().close(eval_returns)
+
+
+if __name__ == "__main__":
+    # Checks
+    rank, local_rank = (int(os.environ.get(key, 0)) for key in ("RANK", "LOCAL_RANK"))  # of torchrun
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if rank > 0:
+        sys.stdout = open(os.devnull, "w")  # process 0 speaks for all
+    args = parse_args()
+    if args.resume and args.num_envs != world_size * args.local_num_envs:
+        processes = args.num_envs // args.local_num_envs
+        fail(f"--resume continues the run as it began, with {processes} processes, not {world_size}")
+    args.num_envs = args.num_envs or world_size * args.local_num_envs
+    args.local_num_envs = args.num_envs // world_size
+    if args.num_envs < 1 or args.num_envs % world_size:
+        fail(f"--num-envs must be a multiple of the {world_size} processes")
+    batch_size, local_batch_size = (n * args.num_steps for n in (args.num_envs, args.local_num_envs))
+    minibatch_size = local_batch_size // args.num_minibatches
+    num_iterations = args.total_timesteps // batch_size
+    if local_batch_size % args.num_minibatches or minibatch_size < 2:
+        fail(f"--num-minibatches must divide {local_batch_size} steps into parts of two steps or more")
+    if num_iterations == 0:
+        fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
+    try_envs(args, args.env_id, 1)
+    device = join_processes(args, local_rank, world_size)
+    run = RunTogether(args, num_iterations * batch_size)
 
     # Seeding: the same weights in all processes, but other actions and shuffles
     torch.manual_seed(args.seed)
@@ -357,63 +649,43 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
-    # Environments
+    # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.local_num_envs)
-
-    # Agent and optimizer
     agent = Agent(envs).to(device)
     weights = flatten(agent)
     dist.broadcast(weights.detach(), 0)
     torch.manual_seed(args.seed + 10**6 * rank)
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam([weights], lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
 
-    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
-    obs_shape = (args.num_steps, args.local_num_envs, *envs.single_observation_space.shape)
-    obs = torch.zeros(obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
-    actions = np.zeros((args.num_steps, args.local_num_envs, *envs.single_action_space.shape), dtype=np.int64)
-    rewards, dones, final_values = np.zeros((3, args.num_steps, args.local_num_envs), dtype=np.float32)
-    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
+    # Storage: environments fill NumPy arrays, networks read tensors, which a graph needs in place
+    steps_envs, obs_shape = (args.num_steps, args.local_num_envs), envs.single_observation_space.shape
+    obs = torch.zeros(*steps_envs, *obs_shape, dtype=torch.uint8, pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((*steps_envs, *envs.single_action_space.shape), dtype=np.int64)
+    rewards, dones, final_values = np.zeros((3, *steps_envs), dtype=np.float32)
     b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
-    b_logprobs, b_values, b_advantages, b_standardized, b_returns = torch.zeros((5, local_batch_size), device=device)
-    mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
-    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
-    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
-    episode_returns, episode_lengths = np.zeros((2, args.local_num_envs))
-    recent_returns = deque(maxlen=20)
+    b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, local_batch_size), device=device)
+    b_standardized = torch.zeros(local_batch_size, device=device)
+    losses = Means()
+
+    def act(obs):
+        return agent.get_action(obs.to(device))
+
+    def policy(obs):  # not a graph: videos have one game
+        return agent.get_action(torch.tensor(obs, device=device)).cpu().numpy()
 
     @torch.no_grad()
-    def act():
-        act_action.copy_(agent.get_action(act_obs))
+    def value(obs):
+        return agent.get_value(torch.as_tensor(obs, dtype=b_obs.dtype, device=device)).cpu().numpy()
 
-    @torch.no_grad()
-    def value(x):
-        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device)).cpu().numpy()
-
-    def gradient():
-        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
-        newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
-        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_standardized[mb_inds]
-
-        logratio = newlogprob - b_logprobs[mb_inds]
-        ratio = logratio.exp()
-        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
-        v_error = (newvalue - mb_returns) ** 2
-        if args.clip_vloss:
-            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
-            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
-        v_loss = 0.5 * v_error.mean()
-        entropy_loss = entropy.mean()
-        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
-
+    def gradient(inds):
+        new = agent.evaluate(b_obs[inds], b_actions[inds])
+        rows = [x[inds] for x in (b_logprobs, b_values, b_standardized, b_returns)]
+        loss, logged = ppo_loss(*new, *rows, replace(args, norm_adv=False))
         weights.grad.zero_()
         loss.backward()
-        with torch.no_grad():
-            old_approx_kl = -logratio.mean()
-            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
-            clipfrac = (ratio != clipped_ratio).float().mean()
-            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
+        losses.add(logged)
+        return logged
 
     def descend():
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
@@ -422,135 +694,82 @@ if __name__ == "__main__":
     if device.type == "cuda" and args.cuda_graphs:
         act, gradient, descend = cuda_graph(act), cuda_graph(gradient), cuda_graph(descend)
 
-    def update():
-        gradient()
+    def update(inds):
+        logged = gradient(inds)
         average(weights.grad)
         descend()
-
-    # Resume
-    def save_checkpoint():
-        rng = gather([[torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])])
-        if rank > 0:
-            return
-        writer.flush()
-        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-        state["rng"] = rng
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        agent.load_state_dict(checkpoint["agent"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        torch.set_rng_state(checkpoint["rng"][rank][0])
-        if device.type == "cuda" and len(checkpoint["rng"][rank]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][rank][1])
-    else:
-        save_checkpoint()
+        return logged
 
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
+    global_step = run.restore({"agent": agent, "optimizer": optimizer})
     next_obs, infos = envs.reset(seed=args.seed + global_step + rank * args.local_num_envs)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+            lr.fill_((1 - iteration / num_iterations) * args.learning_rate)
 
         # Act
-        episodes = []
         final_values[:] = 0
         for step in range(args.num_steps):
             obs[step] = next_obs
-            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
-            act()
-            actions[step] = act_action.cpu().numpy()
+            actions[step] = act(torch.from_numpy(obs[step])).cpu().numpy()
             lives = infos["lives"]
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
             rewards[step], dones[step] = np.sign(reward), terminated | truncated
-            episode_returns += reward
-            episode_lengths += 1
+            game_over = truncated | (terminated & (infos["lives"] >= lives))  # a lost life ends no game
+            run.log_episodes(global_step, reward, game_over)
             cut = truncated & ~terminated
             if cut.any():
                 final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
-            game_over = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
-            for i in np.flatnonzero(game_over):  # environment i of this process
-                at = global_step + rank * args.local_num_envs + i + 1
-                episodes.append((int(at), episode_returns[i], episode_lengths[i]))
-                episode_returns[i] = episode_lengths[i] = 0
-            global_step += num_envs
+            global_step += args.num_envs
 
-        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        # Targets: the weights have not changed since, so one batch serves all steps
         b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         with torch.no_grad():
-            b_logprobs[:], _, b_values[:] = agent.evaluate(b_obs, b_actions)
+            for i in range(0, local_batch_size, 2**14):  # 1024 x 128 frames at once would need 15 GB
+                rows = slice(i, i + 2**14)
+                b_logprobs[rows], _, b_values[rows] = agent.evaluate(b_obs[rows], b_actions[rows])
         values = b_values.cpu().numpy().reshape(rewards.shape)
-        advantages = gae(rewards, values, value(next_obs), dones, final_values, args.gamma, args.gae_lambda)
+        following = value(next_obs), dones, final_values
+        advantages = gae(rewards, values, *following, args.gamma, args.gae_lambda)
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(b_advantages + b_values)
 
         # Learn
-        losses.zero_()
         for epoch in range(args.update_epochs):
-            epoch_inds = torch.randperm(local_batch_size, device=device).view(args.num_minibatches, minibatch_size)
+            epoch_inds = torch.randperm(local_batch_size, device=device).view(-1, minibatch_size)
             mb_advantages = b_advantages[epoch_inds]
             b_standardized[epoch_inds] = standardize(mb_advantages) if args.norm_adv else mb_advantages
             for inds in epoch_inds:
-                mb_inds.copy_(inds)
-                update()
+                v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac = update(inds).values()
             if args.target_kl is not None and average(approx_kl) > args.target_kl:
                 break
 
         # Log
-        for at, episodic_return, episodic_length in sorted(gather(episodes)):
-            writer.add_scalar("charts/episodic_return", episodic_return, at)
-            writer.add_scalar("charts/episodic_length", episodic_length, at)
-            recent_returns.append(episodic_return)
-        means = (average(losses) / ((epoch + 1) * args.num_minibatches)).tolist()
-        if not np.isfinite([*means, weights.sum().item()]).all():
-            message = f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}"
-            sys.exit(message if rank == 0 else 1)
-        for name, mean in zip(loss_names, means):
-            writer.add_scalar(f"losses/{name}", mean, global_step)
         moments = [x.mean(dtype=float) for y in (advantages, advantages + values) for x in (y, y**2)]
         moments = average(torch.tensor(moments, dtype=torch.float64, device=device)).tolist()
-        explained_variance = 1 - (moments[1] - moments[0] ** 2) / (moments[3] - moments[2] ** 2)
-        writer.add_scalar("losses/explained_variance", explained_variance, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        variances = moments[1] - moments[0] ** 2, moments[3] - moments[2] ** 2
+        metrics = {"losses/explained_variance": 1 - variances[0] / variances[1]}
+        metrics["charts/learning_rate"] = lr.item()
+        average(losses.sums)
+        run.log(global_step, losses.take(), metrics)
 
         # Checkpoint
-        stopping = average(torch.tensor(float(bool(stop_signals)), device=device)).item() > 0  # one stops all
         if rank == 0 and args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                policy = torch.no_grad()(lambda obs: agent.get_action(torch.tensor(obs, device=device)).cpu().numpy())
-                record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stopping or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
-            save_checkpoint()
-        if stopping:
-            print(f"\nStopped at step {global_step}. To continue, start it in the same way with --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+                film = run.dir / f"videos/step-{global_step}.mp4"
+                record_video(policy, args.env_id, args.seed, film)
+        run.checkpoint(global_step, last=iteration == num_iterations - 1)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
     if world_size > 1:
         dist.barrier()  # nobody leaves while another still talks
         dist.destroy_process_group()
+    eval_returns = []
     if args.save_model and rank == 0:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        save_file(agent.state_dict(), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model and rank == 0:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)

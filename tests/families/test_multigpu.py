@@ -137,7 +137,7 @@ def test_stop_and_resume_together(tmp_path):
     assert "Stopped at step" in outputs[0][0] and not outputs[1][0], "process 0 speaks for all"
     stopped = raw_scalars(run_dir(tmp_path))
     torch = pytest.importorskip("torch")
-    states = torch.load(run_dir(tmp_path) / "checkpoint.pt")["rng"]
+    states = torch.load(run_dir(tmp_path) / "checkpoint.pt")["torch_rng"]
     draws = [torch.rand(8, generator=torch.Generator().set_state(state)) for (state,) in states]
     assert not torch.equal(*draws), "both processes draw the same actions and shuffles"
 
@@ -155,6 +155,8 @@ def test_a_wrong_flag_ends_all(tmp_path):
     require_for(NAME)
     outputs, codes = end_of(start_all(2, "--num-minibatches", 3, cwd=tmp_path))
     assert codes == [2, 2] and "--num-minibatches must divide" in outputs[0][1]
+    outputs, codes = end_of(start_all(2, "--num-envs", 3, cwd=tmp_path))
+    assert codes == [2, 2] and "--num-envs must be a multiple of the 2 processes" in outputs[0][1]
     assert not (tmp_path / "runs").exists()
 
 
@@ -165,7 +167,7 @@ def test_torchrun(tmp_path):
     if not private_network():
         env.pop("GLOO_SOCKET_IFNAME")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    argv = smoke(NAME, local_num_envs=2, num_steps=16, total_timesteps=128)
+    argv = smoke(NAME, local_num_envs=None, num_envs=4, num_steps=16, total_timesteps=128)
     command = [*private_network(), sys.executable, *map(str, [*launch, script(NAME), *argv])]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
