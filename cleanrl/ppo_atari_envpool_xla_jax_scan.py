@@ -8,12 +8,12 @@
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): Atari games of EnvPool.
 
 Differs from ppo_atari_envpool_xla_jax.py:
-1. an iteration is one compiled function: `lax.scan` goes through the steps of the rollout and the minibatches,
-   `lax.while_loop` through the epochs; it is compiled before training starts, and the time of that is logged.
+1. an iteration is one compiled function: `lax.scan` goes through the steps of the rollout and the
+   minibatches, `lax.while_loop` through the epochs; the time of its compilation is logged.
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
-2. orthogonal weights at first; 4 epochs, not 3; the clip range is not annealed, and the value loss weighs a quarter;
+2. orthogonal initialisation; 4 epochs, not 3; a fixed clip range; the value loss weighs a quarter;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python ppo_atari_envpool_xla_jax_scan.py --env-id Breakout-v5 --total-timesteps 10000000
@@ -24,17 +24,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import flax.linen as nn
 import gymnasium as gym
@@ -59,19 +61,6 @@ except ImportError:  # make_envs says what to do
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "Breakout-v5"  # environment
     total_timesteps: int = 10_000_000  # environment steps in total
     learning_rate: float = 2.5e-4  # step size of the optimizer
@@ -90,105 +79,34 @@ class Args:
     max_grad_norm: float = 0.5  # ceiling of the global gradient norm
     target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-class SummaryWriter:
-    """The part of torch's SummaryWriter that we use."""
-
-    def __init__(self, folder):
-        self.file = event_file_writer.EventFileWriter(str(folder))  # looked up here, where W&B may have replaced it
-        self.flush, self.close = self.file.flush, self.file.close
-
-    def add_scalar(self, tag, value, step):
-        self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
-
-    def add_text(self, tag, text, step):
-        self.add(text_pb(tag, text), step)
-
-    def add(self, summary, step):
-        self.file.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
 class SameStepEnvPool:
-    """EnvPool, but a finished game restarts within its last step, where EnvPool would spend the next step on that.
+    """EnvPool, but a game restarts within the last step of the one before, not in a step of its own.
 
-    `starts` tells where the observations are the first ones of a game or of a life: networks with memory need it.
+    `starts` tells where a game or a life begins: networks with memory need it.
     """
+
+    metadata = {"render_modes": ["rgb_array"]}  # by record_game
 
     def __init__(self, env_id, num_envs, life_loss, **options):
         self.make = partial(envpool.make, env_id, env_type="gymnasium", num_envs=num_envs, **options)
         spec = envpool.make_spec(env_id, num_envs=num_envs, **options)
-        self.single_observation_space, self.single_action_space = spec.observation_space, spec.action_space
+        self.single_observation_space = spec.observation_space
+        self.single_action_space = spec.action_space
         self.num_envs, self.life_loss = num_envs, life_loss
 
     def reset(self, seed):
@@ -200,7 +118,7 @@ class SameStepEnvPool:
     def step(self, actions):
         obs, reward, terminated, truncated, infos = self.pool.step(actions)
         game_over, lives, final_obs = terminated | truncated, infos["lives"], obs
-        life_lost = (0 < lives) & (lives < self.lives)  # some games go on for a moment with no life left
+        life_lost = (0 < lives) & (lives < self.lives)  # some games go on a little with no life left
         self.starts = game_over | life_lost
         if self.life_loss:
             terminated = terminated | life_lost
@@ -209,7 +127,8 @@ class SameStepEnvPool:
             obs, lives = obs.copy(), lives.copy()
             obs[infos["env_id"]], lives[infos["env_id"]] = first_obs, infos["lives"]
         self.lives = lives
-        return obs, reward, terminated, truncated, {"final_obs": final_obs, "game_over": game_over}
+        infos = {"final_obs": final_obs, "game_over": game_over}
+        return obs, reward, terminated, truncated, infos
 
     def close(self):
         self.pool.close()
@@ -217,15 +136,16 @@ class SameStepEnvPool:
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
     if envpool is None:
-        raise ImportError("EnvPool is missing: pip install envpool (Linux only, ppo_atari.py runs elsewhere)")
+        raise ImportError("EnvPool is missing: pip install envpool (Linux; elsewhere: ppo_atari.py)")
     env_id = env_id.replace("NoFrameskip-v4", "-v5")  # EnvPool's name of the same game
     if env_id not in envpool.list_all_envs():
         near = difflib.get_close_matches(env_id, envpool.list_all_envs())
-        raise gym.error.Error(f"EnvPool has no {env_id}; its names are like {', '.join(near) or 'Breakout-v5'}")
+        raise gym.error.Error(f"EnvPool has no {env_id}, but {', '.join(near) or 'Breakout-v5'}")
     spec = envpool.make_spec(env_id)
     if "episodic_life" not in spec.config._fields:
-        file = "ppo.py" if isinstance(spec.action_space, gym.spaces.Discrete) else "ppo_continuous_action.py"
-        raise gym.error.Error(f"{env_id} is not an Atari game; {file} handles vector observations")
+        discrete = isinstance(spec.action_space, gym.spaces.Discrete)
+        file = "ppo.py" if discrete else "ppo_continuous_action.py"
+        raise gym.error.Error(f"{env_id} is not an Atari game: {file} for vectors as observations")
     return SameStepEnvPool(env_id, num_envs, life_loss, **options)
 
 
@@ -238,8 +158,118 @@ def check_xla(envs):
     except (RuntimeError, ValueError) as error:
         device, reason = jax.devices()[0].device_kind, str(error).partition("\n")[0]
         way = "JAX_PLATFORMS=cpu uses the CPU, ppo_atari_envpool.py needs no XLA"
-        raise gym.error.Error(f"EnvPool's XLA interface fails on {device}: {way} ({reason})") from error
+        fail(f"EnvPool's XLA interface fails on {device}: {way} ({reason})")
     envs.close()
+
+
+class Conv(nn.Module):
+    """A convolution without padding, as the product of patches and a matrix.
+
+    XLA's own convolutions have gradients that are very slow on a CPU within `lax.scan`.
+    """
+
+    features: int
+    size: int  # a multiple of the stride, as are height and width
+    stride: int
+
+    @nn.compact
+    def __call__(self, x):
+        num, height, width, channels = x.shape
+        stride, cells = self.stride, self.size // self.stride
+        shape = self.size, self.size, channels, self.features
+        kernel = self.param("kernel", nn.initializers.orthogonal(2**0.5), shape)
+        bias = self.param("bias", nn.initializers.zeros, self.features)
+
+        # cells of stride x stride pixels become pixels, over which a smaller kernel has stride 1
+        height, width = height // stride, width // stride
+        x = x.reshape(num, height, stride, width, stride, channels).swapaxes(2, 3)
+        x = x.reshape(num, height, width, -1)
+        kernel = kernel.reshape(cells, stride, cells, stride, channels, -1).swapaxes(1, 2)
+        rows, columns = height - cells + 1, width - cells + 1
+        patches = [x[:, i : i + rows, j : j + columns] for i in range(cells) for j in range(cells)]
+        return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, self.features) + bias
+
+
+class Agent(nn.Module):
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs):
+        hidden = jnp.transpose(obs, (0, 2, 3, 1)) / 255  # the channels come last
+        hidden = nn.relu(Conv(32, 8, stride=4)(hidden))
+        hidden = nn.relu(Conv(64, 4, stride=2)(hidden))
+        hidden = nn.relu(Conv(64, 3, stride=1)(hidden))
+        hidden = hidden.reshape(len(hidden), -1)
+        hidden = nn.relu(nn.Dense(512, kernel_init=nn.initializers.orthogonal(2**0.5))(hidden))
+        logits = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(0.01))(hidden)
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(hidden)
+        return logits, value.squeeze(-1)
+
+
+def logprob_of(logits, action):
+    return jnp.take_along_axis(nn.log_softmax(logits), action[:, None], axis=1).squeeze(1)
+
+
+def softmax_policy(forward, params, deterministic=False):
+    """A function from observations to actions: Gumbel-max draws from the softmax of logits."""
+    rng = np.random.default_rng(0)
+
+    def policy(obs):
+        logits = np.asarray(forward(params, obs)[0])
+        return (logits if deterministic else logits + rng.gumbel(size=logits.shape)).argmax(1)
+
+    return policy
+
+
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved agent of a run, as a function from observations to actions."""
+    agent = Agent(envs.single_action_space.n)
+    params = jax.device_put(unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep="."), device)
+    return softmax_policy(jax.jit(agent.apply), params, deterministic)
+
+
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays; what follows
+    the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero."""
+
+    def backward(carry, row):
+        (advantage, next_value), (reward, value, done, final_value) = carry, row
+        delta = reward + gamma * jnp.where(done, final_value, next_value) - value
+        advantage = delta + gamma * gae_lambda * (1 - done) * advantage
+        return (advantage, value), advantage
+
+    last, rows = (jnp.zeros_like(next_value), next_value), (rewards, values, dones, final_values)
+    return jax.lax.scan(backward, last, rows, reverse=True)[1]
+
+
+def masked_mean(x, valid):
+    """The mean over the valid rows; zero if there are none."""
+    return jnp.where(valid, x, 0).sum() / jnp.maximum(valid.sum(), 1)
+
+
+def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, valid, args):
+    """The loss of the valid rows of a minibatch, and what is logged of it under losses/."""
+    mean = partial(masked_mean, valid=valid)
+    if args.norm_adv:
+        centred, count = advantage - mean(advantage), valid.sum()
+        std = jnp.sqrt(mean(centred**2) * count / jnp.maximum(count - 1, 1))
+        advantage = centred / (std + 1e-8)
+    logratio = newlogprob - logprob
+    ratio = jnp.exp(logratio)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -mean(jnp.minimum(advantage * ratio, advantage * clipped_ratio))  # eq. 7
+    v_error = (newvalue - target) ** 2
+    if args.clip_vloss:
+        clipped_value = value + (newvalue - value).clip(-args.clip_coef, args.clip_coef)
+        v_error = jnp.maximum(v_error, (clipped_value - target) ** 2)
+    v_loss = 0.5 * mean(v_error)
+    entropy_loss = mean(entropy)
+    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+    old_approx_kl = -mean(logratio)
+    approx_kl = mean((ratio - 1) - logratio)  # estimator k3 of http://joschu.net/blog/kl-approx.html
+    clipfrac = mean(ratio != clipped_ratio)
+    logged = [v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac, loss]
+    return loss, jnp.stack(logged)
 
 
 def record_game(policy, envs, env_id, seed, path):
@@ -262,94 +292,245 @@ def record_game(policy, envs, env_id, seed, path):
     ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
-class Conv(nn.Module):
-    """A convolution without padding, as the product of patches and a matrix.
-
-    XLA's own convolutions have gradients that are very slow on a CPU within `lax.scan`.
-    """
-
-    features: int
-    size: int  # a multiple of the stride, as are height and width
-    stride: int
-
-    @nn.compact
-    def __call__(self, x):
-        num, height, width, channels = x.shape
-        stride, cells, shape = self.stride, self.size // self.stride, (self.size, self.size, channels, self.features)
-        kernel = self.param("kernel", nn.initializers.orthogonal(2**0.5), shape)
-        bias = self.param("bias", nn.initializers.zeros, self.features)
-
-        # cells of stride x stride pixels become pixels, over which a smaller kernel has stride 1
-        x = x.reshape(num, height // stride, stride, width // stride, stride, channels).swapaxes(2, 3)
-        x = x.reshape(num, height // stride, width // stride, -1)
-        kernel = kernel.reshape(cells, stride, cells, stride, channels, -1).swapaxes(1, 2)
-        rows, columns = x.shape[1] - cells + 1, x.shape[2] - cells + 1
-        patches = [x[:, i : i + rows, j : j + columns] for i in range(cells) for j in range(cells)]
-        return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, self.features) + bias
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
-class Agent(nn.Module):
-    num_actions: int
-
-    @nn.compact
-    def __call__(self, obs):
-        hidden = jnp.transpose(obs, (0, 2, 3, 1)) / 255  # the channels come last
-        hidden = nn.relu(Conv(32, 8, stride=4)(hidden))
-        hidden = nn.relu(Conv(64, 4, stride=2)(hidden))
-        hidden = nn.relu(Conv(64, 3, stride=1)(hidden))
-        hidden = hidden.reshape(len(hidden), -1)
-        hidden = nn.relu(nn.Dense(512, kernel_init=nn.initializers.orthogonal(2**0.5))(hidden))
-        logits = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(0.01))(hidden)
-        return logits, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(hidden).squeeze(-1)
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
-def logprob_of(logits, action):
-    return jnp.take_along_axis(nn.log_softmax(logits), action[:, None], axis=1).squeeze(1)
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
 
 
-def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
-    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
 
-    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
-    """
 
-    def backward(carry, row):
-        (advantage, next_value), (reward, value, done, final_value) = carry, row
-        delta = reward + gamma * jnp.where(done, final_value, next_value) - value
-        advantage = delta + gamma * gae_lambda * (1 - done) * advantage
-        return (advantage, value), advantage
-
-    last, rows = (jnp.zeros_like(next_value), next_value), (rewards, values, dones, final_values)
-    return jax.lax.scan(backward, last, rows, reverse=True)[1]
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
 
 
-def masked_mean(x, valid):
-    """The mean over the valid rows; zero if there are none."""
-    return jnp.where(valid, x, 0).sum() / jnp.maximum(valid.sum(), 1)
+class SummaryWriter:
+    """The part of torch's SummaryWriter that we use."""
+
+    def __init__(self, folder):
+        self.file = event_file_writer.EventFileWriter(str(folder))  # looked up here, where W&B may have replaced it
+        self.flush, self.close = self.file.flush, self.file.close
+
+    def add_scalar(self, tag, value, step):
+        self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
+
+    def add_text(self, tag, text, step):
+        self.add(text_pb(tag, text), step)
+
+    def add(self, summary, step):
+        self.file.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
 
 
-def ppo_loss(newlogprob, entropy, newvalue, mb, args):
-    """The loss of a minibatch over its valid rows, and all that is logged of it."""
-    mean, mb_advantages = partial(masked_mean, valid=mb["valid"]), mb["advantages"]
-    if args.norm_adv:
-        centred, count = mb_advantages - mean(mb_advantages), mb["valid"].sum()
-        std = jnp.sqrt(mean(centred**2) * count / jnp.maximum(count - 1, 1))
-        mb_advantages = centred / (std + 1e-8)
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
 
-    logratio = newlogprob - mb["logprobs"]
-    ratio = jnp.exp(logratio)
-    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = -mean(jnp.minimum(mb_advantages * ratio, mb_advantages * clipped_ratio))  # eq. 7
-    v_error = (newvalue - mb["returns"]) ** 2
-    if args.clip_vloss:
-        clipped_value = mb["values"] + (newvalue - mb["values"]).clip(-args.clip_coef, args.clip_coef)
-        v_error = jnp.maximum(v_error, (clipped_value - mb["returns"]) ** 2)
-    v_loss = 0.5 * mean(v_error)
-    entropy_loss = mean(entropy)
-    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
-    approx_kl = mean((ratio - 1) - logratio)  # estimator k3 of http://joschu.net/blog/kl-approx.html
-    logged = [v_loss, pg_loss, entropy_loss, -mean(logratio), approx_kl, mean(ratio != clipped_ratio), loss]
-    return loss, jnp.stack(logged)
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = msgpack_restore((self.dir / "checkpoint.msgpack").read_bytes())
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def begin(self, state):
+        """Go on from the checkpoint to resume, or write the first one; `state` returns what a checkpoint holds."""
+        self.parts, self.step = state, self.saved.get("global_step", 0)
+        self.start_time, self.start_step = time.perf_counter(), self.step
+        self.marks = deque([(self.start_time, self.step)])
+        self.recent_returns.extend(self.saved.get("recent_returns", []))
+        if not self.saved:
+            self.save(self.state(0))
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": np.array(self.recent_returns, float)} | counters
+        events = {file.name: file.stat().st_size for file in self.dir.glob("events*")}
+        return state | self.parts() | {"events": events}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        (self.dir / "unfinished.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(state))))
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.msgpack")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=(), weights=()):
+        """Log the losses, which have to be finite as the weights have, and other metrics; show progress."""
+        if not np.isfinite([*losses.values(), jax.jit(optax.global_norm)(weights)]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+def refill(tree, saved):
+    """What was saved of a pytree, on the device; of a replay buffer only the rows that were filled are saved."""
+
+    def fill(array, rows):
+        return rows if np.shape(rows) == np.shape(array) else array.at[: len(rows)].set(rows)
+
+    return jax.device_put(jax.tree.map(fill, tree, from_state_dict(tree, saved)))
 
 
 def evaluate(policy, envs, seed):
@@ -363,140 +544,124 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def softmax_policy(forward, params, deterministic=False):
-    """A function from a batch of observations to a batch of actions: Gumbel-max draws from the softmax of logits."""
-    rng = np.random.default_rng(0)
+class RunWithMeans(Run):
+    def begin(self, state):
+        self.recent_lengths = deque(self.saved.get("recent_lengths", []), maxlen=20)
+        super().begin(state)
 
-    def policy(obs):
-        logits = np.asarray(forward(params, obs)[0])
-        return (logits if deterministic else logits + rng.gumbel(size=logits.shape)).argmax(1)
+    def state(self, global_step):
+        return super().state(global_step, recent_lengths=np.array(self.recent_lengths, float))
 
-    return policy
-
-
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
-    agent = Agent(envs.single_action_space.n)
-    params = jax.device_put(unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep="."), device)
-    return softmax_policy(jax.jit(agent.apply), params, deterministic)
+    def log_games(self, global_step, game_over, returns, lengths):
+        """Log the games of a rollout that ended, and the means of the last 20."""
+        for step, i in np.argwhere(game_over):
+            at = global_step + step * game_over.shape[1] + i + 1  # the number of this step
+            for name, value in {"return": returns[step, i], "length": lengths[step, i]}.items():
+                recent = self.recent_returns if name == "return" else self.recent_lengths
+                recent.append(value)
+                self.writer.add_scalar(f"charts/episodic_{name}", value, at)
+                self.writer.add_scalar(f"charts/avg_episodic_{name}", np.mean(recent), at)
 
 
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
-        fail("--num-envs, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     if batch_size % args.num_minibatches or minibatch_size < 2:
-        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
+        fail(f"--num-minibatches must divide {batch_size} steps into parts of two steps or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to other runs
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
-    try:
-        check_xla(make_envs(args.env_id, 1))  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    if args.torch_deterministic:  # read when JAX starts its devices
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest to other runs
+    try_envs(args, args.env_id, 1)
+    check_xla(make_envs(args.env_id, 1))
+    run = RunWithMeans(args, num_iterations * batch_size)
 
     # Seeding
     device = jax.devices()[0]
     key, init_key = jax.random.split(jax.random.key(args.seed))
 
-    # Environments
+    # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs)
-
-    # Agent and optimizer
     agent = Agent(envs.single_action_space.n)
     obs_shape = envs.single_observation_space.shape
     params = jax.jit(agent.init)(init_key, jnp.zeros((1, *obs_shape)))
     forward = jax.jit(agent.apply)
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+    clip = optax.clip_by_global_norm(args.max_grad_norm)
+    optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
 
     # Storage: it stays on the device; a donated array is changed in place
     loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "loss"]
+    loss_names = [f"losses/{name}" for name in loss_names]
     learner = {
         "params": params,
         "opt_state": optimizer.init(params),
         "losses": jnp.zeros(len(loss_names)),  # sums over an update
     }
-    recent_returns, recent_lengths = deque(maxlen=20), deque(maxlen=20)
 
     def play(params, games, key):
         """One step of all games, and the row of the rollout that it makes."""
         logits, value = agent.apply(params, games["obs"])
         action = jax.random.categorical(key, logits)
         # the handle goes in and comes out, so that XLA keeps the steps of the games in their order
-        handle, (obs, reward, terminated, truncated, infos) = env_step(games["handle"], action.astype(jnp.int32))
+        handle, step = env_step(games["handle"], action.astype(jnp.int32))
+        obs, reward, terminated, truncated, infos = step
         game_over, lives = terminated | truncated, infos["lives"]
-        life_lost = (0 < lives) & (lives < games["lives"])  # some games go on for a moment with no life left
-        game_return, game_length = games["return"] + reward, games["length"] + ~games["over"]
-        row = {"obs": games["obs"], "actions": action, "logprobs": logprob_of(logits, action), "values": value}
-        row |= {"rewards": jnp.sign(reward), "terminated": terminated | life_lost, "dones": game_over | life_lost}
+        life_lost = (0 < lives) & (lives < games["lives"])  # some games go on a little with no life left
+        row = {"obs": games["obs"], "actions": action, "values": value}
+        row |= {"logprobs": logprob_of(logits, action), "rewards": jnp.sign(reward)}
+        row |= {"terminated": terminated | life_lost, "dones": game_over | life_lost}
         row |= {"valid": ~games["over"], "game_over": game_over}  # after the end of a game: a dummy row
-        row |= {"game_returns": game_return, "game_lengths": game_length}
+        row |= {"returns": games["returns"] + reward, "lengths": games["lengths"] + ~games["over"]}
         games = {"handle": handle, "obs": obs, "lives": lives, "over": game_over}
-        return games | {"return": game_return * ~game_over, "length": game_length * ~game_over}, row
+        return games | {name: row[name] * ~game_over for name in ("returns", "lengths")}, row
 
     def targets(params, rollout, next_obs):
-        """The rollout as a flat batch with advantages and returns, and how much of the returns the values explain."""
+        """The rollout as a flat batch with advantages and returns, and the explained variance."""
         values, next_value = rollout["values"], agent.apply(params, next_obs)[1]
         # what follows the last row of a game is its final observation, on a dummy row
-        final_values = jnp.where(rollout["terminated"], 0, jnp.concatenate((values[1:], next_value[None])))
-        inputs = rollout["rewards"], values, next_value, rollout["dones"], final_values
-        advantages = gae(*inputs, args.gamma, args.gae_lambda)
+        final_values = jnp.concatenate((values[1:], next_value[None]))
+        final_values = jnp.where(rollout["terminated"], 0, final_values)
+        following = next_value, rollout["dones"], final_values
+        advantages = gae(rollout["rewards"], values, *following, args.gamma, args.gae_lambda)
         batch = {name: rollout[name] for name in ("obs", "actions", "logprobs", "values", "valid")}
         batch |= {"advantages": advantages, "returns": advantages + values}
-        unexplained = advantages.var(where=batch["valid"]) / batch["returns"].var(where=batch["valid"])
-        return {name: x.reshape(batch_size, *x.shape[2:]) for name, x in batch.items()}, 1 - unexplained
+        valid = batch["valid"]
+        unexplained = advantages.var(where=valid) / batch["returns"].var(where=valid)
+        batch = {name: x.reshape(batch_size, *x.shape[2:]) for name, x in batch.items()}
+        return batch, 1 - unexplained
 
-    def update(learner, mb_inds, batch, lr):
-        mb = {name: x[mb_inds] for name, x in batch.items()}
+    def update(learner, inds, batch, lr):
+        rows = {name: x[inds] for name, x in batch.items()}
+        old = [rows[name] for name in ("logprobs", "values", "advantages", "returns", "valid")]
 
-        def loss_of(params):
-            logits, newvalue = agent.apply(params, mb["obs"])
+        def loss(params):
+            logits, newvalue = agent.apply(params, rows["obs"])
             entropy = -(nn.softmax(logits) * nn.log_softmax(logits)).sum(-1)
-            return ppo_loss(logprob_of(logits, mb["actions"]), entropy, newvalue, mb, args)
+            new = logprob_of(logits, rows["actions"]), entropy, newvalue
+            return ppo_loss(*new, *old, args)
 
-        gradients, losses = jax.grad(loss_of, has_aux=True)(learner["params"])
+        gradients, logged = jax.grad(loss, has_aux=True)(learner["params"])
         updates, opt_state = optimizer.update(gradients, learner["opt_state"])
-        params = jax.tree.map(lambda param, change: param - lr * change, learner["params"], updates)
-        approx_kl = losses[loss_names.index("approx_kl")]
-        return {"params": params, "opt_state": opt_state, "losses": learner["losses"] + losses}, approx_kl
-
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "learner": to_state_dict(jax.device_get(learner))}
-        state["recent_returns"] = [float(episodic_return) for episodic_return in recent_returns]
-        state["recent_lengths"] = [float(episodic_length) for episodic_length in recent_lengths]
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        (run_dir / "unfinished.tmp").write_bytes(msgpack_serialize(state))
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.msgpack")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]))
-        recent_returns.extend(checkpoint["recent_returns"])
-        recent_lengths.extend(checkpoint["recent_lengths"])
-    else:
-        save_checkpoint()
+        params = jax.tree.map(lambda x, change: x - lr * change, learner["params"], updates)
+        approx_kl = logged[loss_names.index("losses/approx_kl")]
+        losses = learner["losses"] + logged
+        return {"params": params, "opt_state": opt_state, "losses": losses}, approx_kl
 
     # Training loop: an iteration is one compiled function
     def iterate(learner, games, key, lr):
         # Act
-        params, keys = learner["params"], jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(args.num_steps))
-        games, rollout = jax.lax.scan(partial(play, params), games, keys)
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(args.num_steps))
+        games, rollout = jax.lax.scan(partial(play, learner["params"]), games, keys)
 
         # Targets
-        batch, explained_variance = targets(params, rollout, games["obs"])
+        batch, explained_variance = targets(learner["params"], rollout, games["obs"])
 
         # Learn
         def learn_epoch(carry):
@@ -514,73 +679,49 @@ if __name__ == "__main__":
         learner, epochs, _ = jax.lax.while_loop(goes_on, learn_epoch, (learner, 0, -jnp.inf))
         return learner, games, rollout, explained_variance, epochs
 
-    start_time, start_step = time.perf_counter(), global_step
+    global_step = run.saved.get("global_step", 0)
+    if args.resume:
+        learner = refill(learner, run.saved["learner"])
+    run.begin(lambda: {"learner": learner})
     next_obs, infos = envs.reset(seed=args.seed + global_step)
     handle, _, _, env_step = envs.pool.xla()
-    games = {"handle": handle, "obs": next_obs, "lives": infos["lives"], "over": np.zeros(args.num_envs, bool)}
-    games = jax.device_put(games | dict.fromkeys(("return", "length"), np.zeros(args.num_envs, np.float32)))
+    games = {"handle": handle, "obs": next_obs, "lives": infos["lives"]}
+    games |= {"over": np.zeros(args.num_envs, bool)}
+    games |= dict.fromkeys(("returns", "lengths"), np.zeros(args.num_envs, np.float32))
+    games, start = jax.device_put(games), time.perf_counter()
     iterate = jax.jit(iterate, donate_argnums=(0, 1)).lower(learner, games, key, np.float32(0)).compile()
-    compile_time = time.perf_counter() - start_time
-    print(f"Compiled in {compile_time:.1f} s")
+    compile_time = time.perf_counter() - start
+    run.say(f"Compiled in {compile_time:.1f} s")
     if global_step == 0:
-        writer.add_scalar("charts/compile_time", compile_time, 0)
+        run.writer.add_scalar("charts/compile_time", compile_time, 0)
     for iteration in range(global_step // batch_size, num_iterations):
-        iteration_start = time.perf_counter()
+        start, iteration_key = time.perf_counter(), jax.random.fold_in(key, iteration)
         lr = np.float32((1 - iteration / num_iterations if args.anneal_lr else 1) * args.learning_rate)
-        iteration_key = jax.random.fold_in(key, iteration)
         learner, games, rollout, explained_variance, epochs = iterate(learner, games, iteration_key, lr)
 
         # Log
-        game_over, game_returns, game_lengths = (
-            np.asarray(rollout[name]) for name in ("game_over", "game_returns", "game_lengths")
-        )
-        for step, i in np.argwhere(game_over):  # the step of environment i has the number `at`
-            at = global_step + step * args.num_envs + i + 1
-            recent_returns.append(game_returns[step, i])
-            recent_lengths.append(game_lengths[step, i])
-            writer.add_scalar("charts/episodic_return", recent_returns[-1], at)
-            writer.add_scalar("charts/episodic_length", recent_lengths[-1], at)
-            writer.add_scalar("charts/avg_episodic_return", np.mean(recent_returns), at)
-            writer.add_scalar("charts/avg_episodic_length", np.mean(recent_lengths), at)
+        ended = (np.asarray(rollout[name]) for name in ("game_over", "returns", "lengths"))
+        run.log_games(global_step, *ended)
         global_step += batch_size
         means = (np.asarray(learner["losses"]) / (epochs * args.num_minibatches)).tolist()
-        if not np.isfinite([*means, jax.jit(optax.global_norm)(learner["params"])]).all():
-            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-        for name, mean in zip(loss_names, means):
-            writer.add_scalar(f"losses/{name}", mean, global_step)
-        writer.add_scalar("losses/explained_variance", float(explained_variance), global_step)
-        writer.add_scalar("charts/learning_rate", lr, global_step)
-        now = time.perf_counter()
-        sps = (global_step - start_step) / (now - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        writer.add_scalar("charts/SPS_update", int(batch_size / (now - iteration_start)), global_step)
-        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        metrics = {"losses/explained_variance": float(explained_variance), "charts/learning_rate": lr}
+        metrics["charts/SPS_update"] = int(batch_size / (time.perf_counter() - start))
+        run.log(global_step, dict(zip(loss_names, means)), metrics, learner["params"])
 
         # Checkpoint
         if args.capture_video and iteration % (num_iterations // 10 + 1) == 0:
-            policy = softmax_policy(forward, learner["params"])
+            film = run.dir / f"videos/step-{global_step}.mp4"
             game = make_envs(args.env_id, 1, life_loss=False)
-            record_game(policy, game, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+            policy = softmax_policy(forward, learner["params"])
+            record_game(policy, game, args.env_id, args.seed, film)
+        run.checkpoint(global_step, last=iteration == num_iterations - 1)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(flatten_dict(learner["params"], sep="."), run_dir / "model.safetensors")
+        save_file(flatten_dict(learner["params"], sep="."), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)
