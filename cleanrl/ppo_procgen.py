@@ -673,7 +673,6 @@ if __name__ == "__main__":
             obs[step] = next_obs
             actions[step] = act(torch.from_numpy(obs[step])).cpu().numpy()
             next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
-            rewards[step], dones[step] = reward, terminated | truncated
             discounted[step] = args.gamma * discounted[step - 1] * (1 - dones[step - 1]) + reward
             rewards[step], dones[step] = reward, terminated | truncated
             run.log_episodes(global_step, reward, terminated | truncated)
