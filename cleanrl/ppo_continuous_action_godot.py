@@ -5,22 +5,22 @@
 #     "godot-rl>=0.8.2",
 # ]
 # [tool.uv]
-# override-dependencies = ["gymnasium>=1.2", "stable-baselines3>=2.7"]  # godot-rl asks for older ones, and needs none
+# override-dependencies = ["gymnasium>=1.2", "stable-baselines3>=2.7"]  # godot-rl asks for older ones
 # ///
-"""Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347) for games made with Godot RL Agents.
+"""Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): games of Godot RL Agents.
 
 Differs from ppo_continuous_action.py:
-1. a game of the Godot engine connects over TCP, or several of them; each has many agents, which share one policy;
-2. an action may consist of parts, each with a Gaussian or, if it is one of n choices, a categorical distribution;
-3. observations and rewards are as the game sends them, without normalisers, like in the published integration;
-4. Godot's `done` does not tell a time limit from a real end and counts as one, unless the game also sends, as infos,
-   `TimeLimit.truncated` and `terminal_observation`;
+1. one or several games of the Godot engine connect over TCP; each has many agents, with one policy;
+2. an action may consist of parts, each with a Gaussian or a categorical distribution;
+3. observations and rewards are as the game sends them, without normalisers, as published;
+4. Godot's `done` does not tell a time limit from a real end and counts as one, unless the game
+   also sends, as infos, `TimeLimit.truncated` and `terminal_observation`;
 5. the policy can be exported for use inside of the engine.
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
 2. networks have orthogonal initialisation, and the learning rate decays linearly, in the paper on Atari games only;
-3. an episode cut off by a time limit, where the game says so, is bootstrapped from its final observation.
+3. an episode cut off by a time limit, where the game says so, is bootstrapped from its end.
 
 Run: python ppo_continuous_action_godot.py --env-path game.x86_64 --onnx-export-path model.onnx
 """
@@ -28,10 +28,10 @@ Run: python ppo_continuous_action_godot.py --env-path game.x86_64 --onnx-export-
 import atexit
 import json
 import logging
-import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,12 +40,13 @@ import time
 import warnings
 from collections import deque
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
@@ -63,26 +64,6 @@ except ImportError:  # make_envs says what to do
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-    env_path: str | None = None  # executable of the game; without it, one played in the Godot editor may connect
-    speedup: int = 1  # game time per real time with --viz; without it, Godot runs as fast as it can
-    viz: bool = False  # show the window of the game
-    timeout: int = 60  # seconds that Godot may take to connect, and to answer
-    onnx_export_path: str | None = None  # write the policy here at the end, for use inside of the engine
-    capture_video = False  # no flag: a headless Godot draws nothing
-
     env_id: str = "godot"  # environment
     total_timesteps: int = 1_000_000  # environment steps in total
     learning_rate: float = 3e-4  # step size of the optimizer
@@ -101,76 +82,25 @@ class Args:
     max_grad_norm: float = 0.5  # ceiling of the global gradient norm
     target_kl: float | None = None  # end an update's epochs once the approximate KL exceeds this
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+    env_path: str | None = None  # executable of the game (none: played in the Godot editor)
+    speedup: int = 1  # game time per real time with --viz; without it, Godot runs as fast as it can
+    viz: bool = False  # show the window of the game
+    timeout: int = 60  # seconds that Godot may take to connect, and to answer
+    onnx_export_path: str | None = None  # write the policy here at the end, for the engine
+    capture_video = False  # no flag: a headless Godot draws nothing
 
 
 class GodotError(SystemExit):
@@ -178,22 +108,26 @@ class GodotError(SystemExit):
 
 
 class GodotProcess(GodotEnv):
-    """A game that may end or fall silent at any time, where the package alone would wait for it without end."""
+    """A game that may end or fall silent at any time; the package alone would wait without end."""
 
     def __init__(self, env_path, seed, speedup, viz):
-        # a game is told a free port, which is taken before it starts; the editor knows the package's own port only
-        self.listener = socket.create_server(("127.0.0.1", 0 if env_path else self.DEFAULT_PORT))
+        # a game is told a free port, taken before it starts; the editor knows the package's only
+        port = 0 if env_path else self.DEFAULT_PORT
+        self.listener = socket.create_server(("127.0.0.1", port))
         self.connection = self.game = None
         atexit.register(self.close)
         if env_path:
             port = self.listener.getsockname()[1]
-            command = [os.path.abspath(env_path), f"--port={port}", f"--env_seed={seed}", f"--speedup={speedup}"]
-            if not viz:  # a frame per tick of the physics, of which the game has 60 a second, and no sleep in between
-                command += ["--disable-render-loop", "--headless", "--fixed-fps", str(60 * speedup)]
-            self.game = subprocess.Popen(command, stdout=None if viz else subprocess.DEVNULL, start_new_session=True)
+            command = [os.path.abspath(env_path), f"--port={port}"]
+            command += [f"--env_seed={seed}", f"--speedup={speedup}"]
+            if not viz:  # a frame per tick of the physics, 60 a second of the game, and no sleep
+                fps = str(60 * speedup)
+                command += ["--disable-render-loop", "--headless", "--fixed-fps", fps]
+            out = None if viz else subprocess.DEVNULL
+            self.game = subprocess.Popen(command, stdout=out, start_new_session=True)
 
     def connect(self, timeout):
-        self.timeout = timeout
+        self.timeout, self.limit = timeout, f"{timeout} seconds (--timeout)"
         with redirect_stdout(None):
             super().__init__()  # waits for the game, and asks for its spaces
 
@@ -205,9 +139,10 @@ class GodotProcess(GodotEnv):
                 connection, _ = self.listener.accept()
                 break
             if self.game and self.game.poll() is not None:
-                raise GodotError(f"Godot ended with exit code {self.game.returncode} before it connected")
+                code = self.game.returncode
+                raise GodotError(f"Godot ended with exit code {code} before it connected")
             if time.monotonic() > deadline:
-                raise GodotError(f"Godot did not connect within {self.timeout} seconds (--timeout)")
+                raise GodotError(f"Godot did not connect within {self.limit}")
         self.listener.close()
         connection.settimeout(self.timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -221,7 +156,7 @@ class GodotProcess(GodotEnv):
             if len(message) == size > 0:
                 return json.loads(message)
         except TimeoutError:
-            raise GodotError(f"Godot did not answer within {self.timeout} seconds (--timeout)") from None
+            raise GodotError(f"Godot did not answer within {self.limit}") from None
         except ValueError as error:
             raise GodotError(f"Godot sent what is not JSON ({error})") from None
         except OSError:
@@ -247,7 +182,10 @@ class GodotProcess(GodotEnv):
             with suppress(subprocess.TimeoutExpired):
                 self.game.wait(2 if self.connection else 0)
             with suppress(ProcessLookupError):
-                os.killpg(self.game.pid, signal.SIGKILL) if os.name == "posix" else self.game.kill()
+                if os.name == "posix":
+                    os.killpg(self.game.pid, signal.SIGKILL)
+                else:
+                    self.game.kill()
             self.game.wait()
         self.connection = self.game = None
 
@@ -255,22 +193,25 @@ class GodotProcess(GodotEnv):
 
 
 class GodotVectorEnv:
-    """The agents of all games, stepped together; a row of actions has all parts of one agent's action."""
+    """The agents of all games; a row of actions has all parts of one agent's action."""
 
     def __init__(self, env_path, n_parallel, seed, speedup, viz, timeout):
-        handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # there is nothing to save yet
-        self.games = [GodotProcess(env_path, seed + i, speedup, viz) for i in range(n_parallel)]
+        handler = signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))  # nothing to save
+        seeds = range(seed, seed + n_parallel)
+        self.games = [GodotProcess(env_path, number, speedup, viz) for number in seeds]
         for game in self.games:
             game.connect(timeout)
         signal.signal(signal.SIGTERM, handler)
-        spaces = [pair for game in self.games for pair in zip(game.observation_spaces, game.tuple_action_spaces)]
+        pairs = [zip(game.observation_spaces, game.tuple_action_spaces) for game in self.games]
+        spaces = list(chain(*pairs))
         if any(pair != spaces[0] for pair in spaces):
-            raise gym.error.Error("the agents of this game have different spaces, and one policy cannot play them all")
+            raise gym.error.Error("the agents have different spaces: one policy cannot play them")
         self.num_envs = len(spaces)
         self.single_observation_space = spaces[0][0].get("obs")
         self.single_action_space = spaces[0][1]  # a tuple of Box and Discrete
-        self.is_box = [isinstance(space, gym.spaces.Box) for space in self.single_action_space]
-        self.ends = np.cumsum([gym.spaces.flatdim(x) if box else 1 for x, box in zip(spaces[0][1], self.is_box)])
+        self.is_box = [isinstance(space, gym.spaces.Box) for space in spaces[0][1]]
+        columns = [gym.spaces.flatdim(x) if box else 1 for x, box in zip(spaces[0][1], self.is_box)]
+        self.ends = np.cumsum(columns)
 
     def reset(self, seed=None):
         """A game is seeded when it is started, so that `seed` comes too late here."""
@@ -281,27 +222,39 @@ class GodotVectorEnv:
         ends = np.cumsum([game.num_envs for game in self.games])
         for game, rows in zip(self.games, np.split(actions, ends[:-1])):
             parts = zip(self.is_box, np.split(rows, self.ends[:-1], axis=1))
-            game.step_send([part.clip(-1, 1) if is_box else part[:, 0].astype(int) for is_box, part in parts])
+            game.step_send([x.clip(-1, 1) if box else x[:, 0].astype(int) for box, x in parts])
         replies = zip(*(game.step_recv() for game in self.games))
         obs, reward, done, _, infos = (list(chain(*parts)) for parts in replies)
-        obs, done = np.array([agent["obs"] for agent in obs], dtype=np.float32), np.array(done, dtype=bool)
+        obs = np.array([agent["obs"] for agent in obs], dtype=np.float32)
+        done = np.array(done, dtype=bool)
         final_obs, truncated = obs.copy(), np.zeros_like(done)
         for i in np.flatnonzero(done):
             if infos[i].get("TimeLimit.truncated") and "terminal_observation" in infos[i]:
                 final_obs[i], truncated[i] = infos[i]["terminal_observation"]["obs"], True
-        return obs, np.array(reward, dtype=float), done & ~truncated, truncated, {"final_obs": final_obs}
+        reward = np.array(reward, dtype=float)
+        return obs, reward, done & ~truncated, truncated, {"final_obs": final_obs}
 
     def close(self):
         for game in self.games:
             game.close()
 
 
-def make_envs(env_path, n_parallel, seed, capture_video=False, run_name="", speedup=1, viz=False, timeout=60):
+def make_envs(env_path, n_parallel, seed, speedup=1, viz=False, timeout=60):
     if GodotEnv is object:
-        raise ImportError("Godot RL Agents is not installed: pip install --no-deps godot-rl==0.8.2")
+        raise ImportError("Godot RL Agents is missing: pip install --no-deps godot-rl==0.8.2")
+    if env_path and not (Path(env_path).is_file() and os.access(env_path, os.X_OK)):
+        raise gym.error.Error(f"{env_path} is no program: export the game, and chmod +x it")
+    if not env_path and n_parallel > 1:
+        raise gym.error.Error("--n-parallel needs --env-path: the Godot editor plays one game")
     if not env_path:
         print(f"Press PLAY in the Godot editor within {timeout} seconds.", flush=True)
-    return GodotVectorEnv(env_path, n_parallel, seed, speedup, viz, timeout)
+    try:
+        envs = GodotVectorEnv(env_path, n_parallel, seed, speedup, viz, timeout)
+    except OSError as error:
+        raise gym.error.Error(f"{env_path or 'the server'} cannot be started: {error}") from error
+    if len(getattr(envs.single_observation_space, "shape", ())) != 1:
+        raise gym.error.Error("this game has no vectors as observations that are named obs")
+    return envs
 
 
 def layer_init(layer, std=2**0.5):
@@ -311,7 +264,7 @@ def layer_init(layer, std=2**0.5):
 
 
 class Layers(nn.Sequential):
-    def forward(self, x):  # without nn.Module.__call__ and its hooks, which take as long as such a layer
+    def forward(self, x):  # without hooks, which take as long as such a layer
         for layer in self:
             x = layer.forward(x)
         return x
@@ -327,26 +280,30 @@ class Agent(nn.Module):
 
         inputs = int(np.prod(envs.single_observation_space.shape))
         self.is_box = [isinstance(space, gym.spaces.Box) for space in envs.single_action_space]
-        self.outputs = [gym.spaces.flatdim(space) for space in envs.single_action_space]  # means or logits of each part
-        self.columns = [size if is_box else 1 for size, is_box in zip(self.outputs, self.is_box)]  # and of its actions
+        # of each part: numbers of means or logits, and of columns of actions
+        self.outputs = [gym.spaces.flatdim(space) for space in envs.single_action_space]
+        self.columns = [size if box else 1 for size, box in zip(self.outputs, self.is_box)]
         self.actor = mlp(sum(self.outputs), std=0.01)
-        self.actor_logstd = nn.Parameter(torch.zeros(sum(self.outputs)))  # those of logits stay zero, and unused
+        self.actor_logstd = nn.Parameter(torch.zeros(sum(self.outputs)))  # of logits: unused
         self.critic = mlp(1, std=1.0)
 
     def heads(self, obs):
-        return zip(self.is_box, self.actor(obs).split(self.outputs, -1), self.actor_logstd.split(self.outputs))
+        outputs = self.actor(obs).split(self.outputs, -1)
+        return zip(self.is_box, outputs, self.actor_logstd.split(self.outputs))
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)
 
+    @torch.no_grad()
     def get_action(self, obs, deterministic=False):
         parts = []
         for is_box, head, logstd in self.heads(obs):
             if is_box:
-                parts.append(head if deterministic else head + logstd.exp() * torch.randn_like(head))
-            else:  # Gumbel-max
-                scores = head if deterministic else head - torch.empty_like(head).exponential_().log()
-                parts.append(scores.argmax(-1, keepdim=True).to(head.dtype))
+                noise = 0.0 if deterministic else logstd.exp() * torch.randn_like(head)
+                parts.append(head + noise)
+            else:  # Gumbel-max draw from the softmax
+                noise = 0.0 if deterministic else torch.empty_like(head).exponential_().log()
+                parts.append((head - noise).argmax(-1, keepdim=True).to(head.dtype))
         return torch.cat(parts, -1)
 
     def evaluate(self, obs, action):
@@ -354,8 +311,8 @@ class Agent(nn.Module):
         for (is_box, head, logstd), part in zip(self.heads(obs), action.split(self.columns, -1)):
             if is_box:
                 z = (part - head) / logstd.exp()
-                logprob = logprob - 0.5 * (z**2).sum(-1) - (logstd + 0.5 * math.log(2 * math.pi)).sum()
-                entropy = entropy + (logstd + 0.5 * math.log(2 * math.pi * math.e)).sum()
+                logprob = logprob - 0.5 * (z**2).sum(-1) - (logstd + 0.5 * np.log(2 * np.pi)).sum()
+                entropy = entropy + (logstd + 0.5 * np.log(2 * np.pi * np.e)).sum()
             else:
                 logprobs = head.log_softmax(-1)
                 logprob = logprob + logprobs.gather(-1, part.long()).squeeze(-1)
@@ -363,11 +320,57 @@ class Agent(nn.Module):
         return logprob, entropy, self.get_value(obs)
 
 
-class OnnxPolicy(nn.Module):
-    """The policy as the plugin of Godot RL Agents reads it: means, and for a choice one number for each of the n.
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved agent of a run, as a function from observations to actions."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
 
-    The plugin takes the largest of those above zero: probabilities are safe where logits are not. If an action has
-    parts of both kinds, it skips as many numbers behind the means as there are means.
+    def policy(obs):
+        obs = torch.tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(obs, deterministic).cpu().numpy()
+
+    return policy
+
+
+def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
+    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays; what follows
+    the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero."""
+    advantages, advantage = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
+        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
+        next_value = values[t]
+    return advantages
+
+
+def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, args):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    logratio = newlogprob - logprob
+    ratio = logratio.exp()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()  # eq. 7
+    v_error = (newvalue - target) ** 2
+    if args.clip_vloss:
+        clipped_value = value + (newvalue - value).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - target) ** 2)
+    v_loss = 0.5 * v_error.mean()
+    entropy_loss = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
+    with torch.no_grad():
+        old_approx_kl = -logratio.mean()
+        approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
+        clipfrac = (ratio != clipped_ratio).float().mean()
+    logged = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy_loss}
+    return loss, logged | {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
+
+
+class OnnxPolicy(nn.Module):
+    """The policy as the plugin of Godot RL Agents reads it: means, and for a choice n numbers.
+
+    The plugin takes the largest of those above zero: probabilities are safe, logits are not. If an
+    action has parts of both kinds, it skips as many numbers behind the means as there are means.
     """
 
     def __init__(self, agent):
@@ -384,32 +387,279 @@ class OnnxPolicy(nn.Module):
 
 
 def export_onnx(agent, envs, path):
-    """Write the policy to one file, in a format that has been read since 2023 (onnxruntime 1.14)."""
+    """Write the policy to one file, in a format that onnxruntime reads since 1.14 (2023)."""
     copy = Agent(envs)  # on the CPU, with parameters that are no views
     copy.load_state_dict(agent.state_dict())
     example = torch.zeros(2, *envs.single_observation_space.shape), torch.zeros(2)
     batch = {0: torch.export.Dim("batch_size")}
     names = {"input_names": ["obs", "state_ins"], "output_names": ["output", "state_outs"]}
-    options = {"dynamic_shapes": (batch, batch), "opset_version": 18, "dynamo": True, "verbose": False}
-    logging.disable(logging.WARNING)  # of what the exporter could do with packages that are not needed
+    options = {"dynamic_shapes": (batch, batch), "opset_version": 18, "dynamo": True}
+    logging.disable(logging.WARNING)  # of what the exporter could do with other packages
     with warnings.catch_warnings(action="ignore"):
-        program = torch.onnx.export(OnnxPolicy(copy).eval(), example, **names, **options)
+        program = torch.onnx.export(OnnxPolicy(copy).eval(), example, verbose=False, **names, **options)
         program.model.ir_version = 8
         program.save(path, external_data=False)
     logging.disable(logging.NOTSET)
 
 
-def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
-    """Generalised advantages (Schulman et al. 2016, eq. 16) of (num_steps, num_envs) arrays.
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
-    What follows the end of an episode is worth `final_values`: V(final observation) if it was truncated, else zero.
-    """
-    advantages, advantage = np.zeros_like(rewards), 0.0
-    for t in reversed(range(len(rewards))):
-        delta = rewards[t] + gamma * np.where(dones[t], final_values[t], next_value) - values[t]
-        advantages[t] = advantage = delta + gamma * gae_lambda * (1 - dones[t]) * advantage
-        next_value = values[t]
-    return advantages
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
 
 
 def flatten(module):
@@ -424,18 +674,23 @@ def flatten(module):
 
 
 def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
 
-    def call():
-        nonlocal calls
+    def call(*args):
+        nonlocal calls, inputs, outputs
         calls += 1
         if calls <= warmup:
-            return function()
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
+                outputs = function(*inputs)
         graph.replay()
+        return outputs
 
     return call
 
@@ -451,53 +706,29 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved agent of a run, as a function from a batch of observations to a batch of actions."""
-    agent = Agent(envs).to(device)
-    agent.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    return torch.no_grad()(
-        lambda obs: agent.get_action(torch.tensor(obs, dtype=torch.float32, device=device), deterministic).cpu().numpy()
-    )
-
-
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.n_parallel, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_freq) < 1:
-        fail("--n-parallel, --num-steps, --num-minibatches, --update-epochs and --checkpoint-freq must be at least 1")
-    if min(args.speedup, args.timeout) <= 0:
-        fail("--speedup and --timeout must be positive")
-    if args.env_path and not (Path(args.env_path).is_file() and os.access(args.env_path, os.X_OK)):
-        fail(f"--env-path {args.env_path} is not a file that can be executed: export the game, and chmod +x it")
-    if not args.env_path and args.n_parallel > 1:
-        fail("--n-parallel needs --env-path: the Godot editor plays one game")
     if args.onnx_export_path and not (find_spec("onnx") and find_spec("onnxscript")):
         fail("--onnx-export-path needs: pip install onnx onnxscript")
     onnx_path = args.onnx_export_path and Path(args.onnx_export_path).absolute()
     if onnx_path and (onnx_path.is_dir() or not onnx_path.parent.is_dir()):
         fail(f"--onnx-export-path {args.onnx_export_path} is not a file in a folder that exists")
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    seed = args.seed + checkpoint.get("global_step", 0)  # a resumed run goes on with other numbers than it began with
-    options = {"speedup": args.speedup, "viz": args.viz, "timeout": args.timeout}
-    try:
-        envs = make_envs(args.env_path, args.n_parallel, seed, **options)  # before anything is written
-    except (gym.error.Error, ImportError, AssertionError) as error:  # the package asserts that it knows a space
+    options, seed = (args.speedup, args.viz, args.timeout), args.seed
+    if args.resume:  # goes on with other numbers than it began with
+        seed += torch.load(Path(args.resume, "checkpoint.pt"), "cpu")["global_step"]
+    try:  # before anything is written
+        envs = make_envs(args.env_path, args.n_parallel, seed, *options)
+    except (gym.error.Error, ImportError, AssertionError) as error:  # asserts: unknown spaces
         fail(error)
-    except OSError as error:
-        fail(f"--env-path {args.env_path} cannot be started: {error}" if args.env_path else error)
-    if len(getattr(envs.single_observation_space, "shape", ())) != 1:
-        fail(f"{args.env_id} needs a vector of observations named obs; ppo_atari.py handles the images of Atari games")
-    num_envs = envs.num_envs
-    batch_size = num_envs * args.num_steps
+    batch_size = envs.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     if batch_size % args.num_minibatches or minibatch_size < 2:
-        fail(f"--num-minibatches must divide the rollout of {batch_size} steps into minibatches of two steps or more")
+        fail(f"--num-minibatches must divide {batch_size} steps into parts of two steps or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    run = Run(args, num_iterations * batch_size)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -508,172 +739,101 @@ if __name__ == "__main__":
     else:
         torch.set_num_threads(1)  # a thread pool slows networks of this size down
 
-    # Agent and optimizer
+    # Environments, agent and optimizer
     agent = Agent(envs).to(device)
     weights = flatten(agent)
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.Adam([weights], lr=lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam([weights], lr, eps=1e-5, fused=True, capturable=device.type == "cuda")
 
-    # Storage: environments fill NumPy arrays, networks read tensors on the device; a graph needs both to stay in place
-    obs_shape = (args.num_steps, num_envs, *envs.single_observation_space.shape)
-    obs = torch.zeros(obs_shape, dtype=torch.float32, pin_memory=device.type == "cuda").numpy()
-    actions = np.zeros((args.num_steps, num_envs, sum(agent.columns)), dtype=np.float32)
-    rewards, dones, final_values = np.zeros((3, args.num_steps, num_envs), dtype=np.float32)
-    act_obs, act_action = torch.tensor(obs[0], device=device), torch.tensor(actions[0], device=device)
+    # Storage: environments fill NumPy arrays, networks read tensors, which a graph needs in place
+    steps_envs, obs_shape = (args.num_steps, envs.num_envs), envs.single_observation_space.shape
+    obs = torch.zeros(*steps_envs, *obs_shape, pin_memory=device.type == "cuda").numpy()
+    actions = np.zeros((*steps_envs, sum(agent.columns)), dtype=np.float32)
+    rewards, dones, final_values = np.zeros((3, *steps_envs), dtype=np.float32)
     b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
     b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
-    mb_inds = torch.zeros(minibatch_size, dtype=torch.long, device=device)
-    loss_names = ["value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
-    losses = torch.zeros(len(loss_names), device=device)  # sums over an update
-    episode_returns, episode_lengths = np.zeros((2, num_envs))
-    recent_returns = deque(maxlen=20)
+    losses = Means()
+
+    def act(obs):
+        return agent.get_action(obs.to(device))
 
     @torch.no_grad()
-    def act():
-        act_action.copy_(agent.get_action(act_obs))
+    def value(obs):
+        return agent.get_value(torch.as_tensor(obs, dtype=b_obs.dtype, device=device)).cpu().numpy()
 
-    @torch.no_grad()
-    def value(x):
-        return agent.get_value(torch.as_tensor(x, dtype=b_obs.dtype, device=device)).cpu().numpy()
-
-    def update():
-        global ratio, pg_loss, v_loss, entropy_loss, approx_kl, loss
-        newlogprob, entropy, newvalue = agent.evaluate(b_obs[mb_inds], b_actions[mb_inds])
-        mb_values, mb_returns, mb_advantages = b_values[mb_inds], b_returns[mb_inds], b_advantages[mb_inds]
-        if args.norm_adv:
-            mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
-
-        logratio = newlogprob - b_logprobs[mb_inds]
-        ratio = logratio.exp()
-        clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-        pg_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # eq. 7
-        v_error = (newvalue - mb_returns) ** 2
-        if args.clip_vloss:
-            clipped_value = mb_values + (newvalue - mb_values).clamp(-args.clip_coef, args.clip_coef)
-            v_error = torch.max(v_error, (clipped_value - mb_returns) ** 2)
-        v_loss = 0.5 * v_error.mean()
-        entropy_loss = entropy.mean()
-        loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # eq. 9
-
+    def update(inds):
+        new = agent.evaluate(b_obs[inds], b_actions[inds])
+        rows = [x[inds] for x in (b_logprobs, b_values, b_advantages, b_returns)]
+        loss, logged = ppo_loss(*new, *rows, args)
         weights.grad.zero_()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
-        with torch.no_grad():
-            old_approx_kl = -logratio.mean()
-            approx_kl = ((ratio - 1) - logratio).mean()  # estimator k3 of http://joschu.net/blog/kl-approx.html
-            clipfrac = (ratio != clipped_ratio).float().mean()
-            losses.add_(torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac]))
+        losses.add(logged)
+        return logged
 
     if device.type == "cuda" and args.cuda_graphs:
         act, update = cuda_graph(act), cuda_graph(update)
 
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "agent": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        agent.load_state_dict(checkpoint["agent"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
-
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
+    global_step = run.restore({"agent": agent, "optimizer": optimizer})
     next_obs, infos = envs.reset()
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"].fill_((1 - iteration / num_iterations) * args.learning_rate)
+            lr.fill_((1 - iteration / num_iterations) * args.learning_rate)
 
         # Act
         final_values[:] = 0
         for step in range(args.num_steps):
             obs[step] = next_obs
-            act_obs.copy_(torch.from_numpy(obs[step]), non_blocking=True)
-            act()
-            actions[step] = act_action.cpu().numpy()
+            actions[step] = act(torch.from_numpy(obs[step])).cpu().numpy()
             try:
                 next_obs, reward, terminated, truncated, infos = envs.step(actions[step])
             except GodotError as error:
-                sys.exit(f"\n{error}, at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
+                command = f"python {sys.argv[0]} --resume {run.dir}"
+                sys.exit(f"\n{error}, at step {global_step}. To continue: {command}")
             rewards[step], dones[step] = reward, terminated | truncated
-            episode_returns += reward
-            episode_lengths += 1
+            run.log_episodes(global_step, reward, terminated | truncated)
             cut = truncated & ~terminated
             if cut.any():
                 final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
-            for i in np.flatnonzero(dones[step]):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                episode_returns[i] = episode_lengths[i] = 0
-            global_step += num_envs
+            global_step += envs.num_envs
 
-        # Targets: the weights have not changed during the rollout, so one batch serves all its steps
+        # Targets: the weights have not changed since, so one batch serves all steps
         b_obs.copy_(torch.from_numpy(obs).flatten(0, 1))
         b_actions.copy_(torch.from_numpy(actions).flatten(0, 1))
         with torch.no_grad():
             b_logprobs[:], _, b_values[:] = agent.evaluate(b_obs, b_actions)
         values = b_values.cpu().numpy().reshape(rewards.shape)
-        advantages = gae(rewards, values, value(next_obs), dones, final_values, args.gamma, args.gae_lambda)
+        following = value(next_obs), dones, final_values
+        advantages = gae(rewards, values, *following, args.gamma, args.gae_lambda)
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(b_advantages + b_values)
 
         # Learn
-        losses.zero_()
         for epoch in range(args.update_epochs):
             for inds in torch.randperm(batch_size, device=device).split(minibatch_size):
-                mb_inds.copy_(inds)
-                update()
+                v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac = update(inds).values()
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
 
         # Log
-        means = (losses / ((epoch + 1) * args.num_minibatches)).tolist()
-        if not np.isfinite([*means, weights.sum().item()]).all():
-            sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-        for name, mean in zip(loss_names, means):
-            writer.add_scalar(f"losses/{name}", mean, global_step)
-        writer.add_scalar("losses/explained_variance", 1 - advantages.var() / (advantages + values).var(), global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"].item(), global_step)
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or iteration % (num_iterations // 100 + 1) == 0:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        metrics = {"losses/explained_variance": 1 - advantages.var() / (advantages + values).var()}
+        metrics["charts/learning_rate"] = lr.item()
+        run.log(global_step, losses.take(), metrics)
 
         # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < batch_size or iteration == num_iterations - 1:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+        run.checkpoint(global_step, last=iteration == num_iterations - 1)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
+        save_file(agent.state_dict(), run.dir / "model.safetensors")
     if args.onnx_export_path:
-        export_onnx(agent, envs, args.onnx_export_path)
+        export_onnx(agent, envs, onnx_path)
     if args.save_model:
-        eval_envs = make_envs(args.env_path, args.n_parallel, args.seed + 2**30, **options)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=None)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        eval_envs = make_envs(args.env_path, args.n_parallel, args.seed + 2**30, *options)
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=None)
+    run.close(eval_returns)
