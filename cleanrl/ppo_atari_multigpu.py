@@ -8,10 +8,9 @@
 
 Differs from ppo_atari.py:
 1. torchrun starts one process for each GPU, on any number of machines; each plays games of its own;
-2. each process computes the gradient of its share of a minibatch; gradients, losses, and the mean and
-   variance that standardise advantages are averaged over all processes, so that N learn what one with N
-   times the games would;
-3. all stop an update on KL, and the run on a signal, together; process 0 logs and writes checkpoints.
+2. each process computes the gradient of its share of a minibatch; gradients, losses, and mean and
+   variance of advantages are averaged over all, so that N learn what one with N times the games would;
+3. all stop an update on KL, and a run on a signal, together; process 0 logs and writes checkpoints.
 
 Differs from the paper:
 1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
@@ -193,7 +192,7 @@ def average(tensor):
 
 
 def standardize(x):
-    """Rows of zero mean and unit variance, each taken together with the same row of the other processes."""
+    """Rows of zero mean and unit variance, each together with the same row of other processes."""
     mean, count = average(x.mean(1, keepdim=True)), x.shape[1] * dist.get_world_size()
     variance = average((x - mean).square().mean(1, keepdim=True)) * count / (count - 1)
     return (x - mean) / (variance.sqrt() + 1e-8)
@@ -204,6 +203,28 @@ def gather(objects):
     lists = [[]] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(objects, lists)
     return sum(lists or [], [])
+
+
+def join_processes(args, local_rank, world_size):
+    """Meet the other processes; returns the device of this one."""
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    backend = args.backend or {"cuda": "nccl", "cpu": "gloo"}[device.type]
+    if not dist.is_backend_available(backend) or (backend == "nccl" and device.type == "cpu"):
+        fail(f"--backend {backend} does not work with this PyTorch on {device.type}: --backend gloo does")
+    if device.type == "cuda":
+        processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        device_ids = args.device_ids or range(processes)
+        if len(device_ids) != processes or not set(device_ids) <= set(range(gpus)):
+            fail(f"{processes} processes need one of the {gpus} GPUs each: --device-ids, or --no-cuda")
+        if backend == "nccl" and len(set(device_ids)) < processes:
+            fail("--device-ids with a GPU for two processes needs --backend gloo")
+        device = torch.device("cuda", device_ids[local_rank])
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        dist.init_process_group(backend)
+    elif not dist.is_initialized():  # without torchrun
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return device
 
 
 def record_video(policy, env_id, seed, path):
@@ -528,30 +549,8 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def join_processes(args, local_rank, world_size):
-    """Meet the other processes; returns the device of this one."""
-    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
-    backend = args.backend or {"cuda": "nccl", "cpu": "gloo"}[device.type]
-    if not dist.is_backend_available(backend) or (backend == "nccl" and device.type == "cpu"):
-        fail(f"--backend {backend} does not work with this PyTorch on {device.type}: --backend gloo does")
-    if device.type == "cuda":
-        local_world_size, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-        device_ids = args.device_ids or range(local_world_size)
-        if len(device_ids) != local_world_size or not set(device_ids) <= set(range(gpus)):
-            fail(f"{local_world_size} processes need one of the {gpus} GPUs each: --device-ids, or --no-cuda")
-        if backend == "nccl" and len(set(device_ids)) < local_world_size:
-            fail("--device-ids with a GPU for two processes needs --backend gloo")
-        device = torch.device("cuda", device_ids[local_rank])
-        torch.cuda.set_device(device)
-    if world_size > 1:
-        dist.init_process_group(backend)
-    elif not dist.is_initialized():  # without torchrun
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
-
-
 class RunTogether(Run):
-    """A run of several processes: process 0 writes for all, and all stop where one of them is to."""
+    """A run of several processes: process 0 writes for all, and all stop where one is to."""
 
     def __init__(self, args, total_steps):
         self.rank, self.received, self.episodes = dist.get_rank(), [], []
@@ -610,7 +609,7 @@ class RunTogether(Run):
 
     def end_if_asked(self, step):
         if self.signals:
-            self.say(f"Stopped at step {step}. To continue, start it in the same way with --resume {self.dir}")
+            self.say(f"Stopped at step {step}. To continue: the same command with --resume {self.dir}")
             sys.exit(75 if signal.SIGTERM in self.signals else 130)
 
     def close(self, eval_returns=()):
@@ -632,7 +631,8 @@ if __name__ == "__main__":
     args.local_num_envs = args.num_envs // world_size
     if args.num_envs < 1 or args.num_envs % world_size:
         fail(f"--num-envs must be a multiple of the {world_size} processes")
-    batch_size, local_batch_size = (n * args.num_steps for n in (args.num_envs, args.local_num_envs))
+    batch_size = args.num_envs * args.num_steps
+    local_batch_size = args.local_num_envs * args.num_steps
     minibatch_size = local_batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     if local_batch_size % args.num_minibatches or minibatch_size < 2:
@@ -746,7 +746,8 @@ if __name__ == "__main__":
                 break
 
         # Log
-        moments = [x.mean(dtype=float) for y in (advantages, advantages + values) for x in (y, y**2)]
+        arrays = advantages, advantages**2, advantages + values, (advantages + values) ** 2
+        moments = [x.mean(dtype=float) for x in arrays]
         moments = average(torch.tensor(moments, dtype=torch.float64, device=device)).tolist()
         variances = moments[1] - moments[0] ** 2, moments[3] - moments[2] ** 2
         metrics = {"losses/explained_variance": 1 - variances[0] / variances[1]}
