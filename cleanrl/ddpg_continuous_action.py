@@ -98,19 +98,12 @@ def make_envs(env_id, num_envs, video_dir=None):
     envs = gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode="SameStep")
     actions, obs = envs.single_action_space, envs.single_observation_space
     if not isinstance(actions, gym.spaces.Box) or len(actions.shape) != 1:
-        raise gym.error.Error(f"{env_id} has no continuous actions: dqn.py for discrete ones")
+        raise gym.error.Error(f"{env_id} has no vectors as continuous actions: dqn.py for discrete ones")
     if not actions.is_bounded():
         raise gym.error.Error(f"{env_id} has actions without bounds: ppo_continuous_action.py")
     if len(obs.shape or ()) != 1:
         raise gym.error.Error(f"{env_id} has no vectors as observations: dqn_atari.py for Atari games")
     return envs
-
-
-class Layers(nn.Sequential):
-    def forward(self, x):  # without hooks, which take as long as such a layer
-        for layer in self:
-            x = layer.forward(x)
-        return x
 
 
 class Actor(nn.Module):
@@ -119,7 +112,7 @@ class Actor(nn.Module):
         space, inputs = envs.single_action_space, envs.single_observation_space.shape[0]
         hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True)]
         hidden += [nn.Linear(256, 256), nn.ReLU(inplace=True)]
-        self.layers = Layers(*hidden, nn.Linear(256, len(space.low)), nn.Tanh())
+        self.layers = nn.Sequential(*hidden, nn.Linear(256, len(space.low)), nn.Tanh())
         low, high = torch.tensor(np.stack([space.low, space.high]), dtype=torch.float32)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
@@ -136,10 +129,9 @@ class Actor(nn.Module):
         return action.clamp(self.low, self.high)
 
 
-class QNetwork(Layers):
+class QNetwork(nn.Sequential):
     def __init__(self, envs):
-        spaces = envs.single_observation_space, envs.single_action_space
-        inputs = sum(space.shape[0] for space in spaces)
+        inputs = envs.single_observation_space.shape[0] + envs.single_action_space.shape[0]
         hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True)]
         hidden += [nn.Linear(256, 256), nn.ReLU(inplace=True)]
         super().__init__(*hidden, nn.Linear(256, 1))
@@ -152,8 +144,8 @@ def load_policy(run_dir, envs, device, deterministic=True):
     """The saved actor of a run, as a function from observations to actions."""
     actor = Actor(envs).to(device)
     model = load_file(Path(run_dir, "model.safetensors"), str(device))
-    saved = {name.removeprefix("actor."): model[name] for name in model if name.startswith("actor.")}
-    actor.load_state_dict(saved)
+    names = [name for name in model if name.startswith("actor.")]
+    actor.load_state_dict({name.removeprefix("actor."): model[name] for name in names})
     flags = json.loads(Path(run_dir, "args.json").read_text())
     noise = 0 if deterministic else flags["exploration_noise"]
 
@@ -325,7 +317,7 @@ class Run:
             wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
         except Exception as error:
             if not self.args.resume:
-                self.dir.rmdir()
+                os.removedirs(self.dir)
             fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
 
     def stop(self, number, frame):
@@ -547,9 +539,10 @@ if __name__ == "__main__":
     qf, target_qf = QNetwork(envs).to(device), QNetwork(envs).to(device)
     agent = nn.ModuleDict({"actor": actor, "qf": qf})
     actor_weights, qf_weights = flatten(actor), flatten(qf)
-    target_actor_weights, target_qf_weights = flatten(target_actor), flatten(target_qf)
-    target_actor_weights.requires_grad_(False).copy_(actor_weights.detach())
-    target_qf_weights.requires_grad_(False).copy_(qf_weights.detach())
+    target_actor_weights = flatten(target_actor).requires_grad_(False)
+    target_actor_weights.copy_(actor_weights.detach())
+    target_qf_weights = flatten(target_qf).requires_grad_(False)
+    target_qf_weights.copy_(qf_weights.detach())
     lr = torch.tensor(args.learning_rate, device=device)
     adam = partial(torch.optim.Adam, fused=True, capturable=device.type == "cuda")
     actor_optimizer, qf_optimizer = adam([actor_weights], lr), adam([qf_weights], lr)
@@ -567,9 +560,9 @@ if __name__ == "__main__":
         with torch.no_grad():
             next_value = target_qf(b_next_obs, target_actor(b_next_obs))
             target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
-        qf_loss, logged = q_loss(qf(b_obs, b_actions), target)
+        loss, logged = q_loss(qf(b_obs, b_actions), target)
         qf_weights.grad.zero_()
-        qf_loss.backward()
+        loss.backward()
         qf_optimizer.step()
         qf_means.add(logged)
         return b_obs, logged
@@ -598,8 +591,7 @@ if __name__ == "__main__":
     while global_step < args.total_timesteps:
         # Act
         if global_step < args.learning_starts:
-            actions = rng.uniform(low, high, size=(args.num_envs, action_dim))
-            actions = actions.astype(np.float32)
+            actions = rng.uniform(low, high, size=(args.num_envs, action_dim)).astype(np.float32)
         else:
             actions = act(torch.from_numpy(obs)).cpu().numpy()
 

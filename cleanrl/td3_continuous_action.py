@@ -7,12 +7,12 @@
 """Twin Delayed Deep Deterministic Policy Gradient (TD3, Fujimoto et al. 2018, arXiv:1802.09477): continuous actions.
 
 Differs from ddpg_continuous_action.py:
-1. twin critics, evaluated as one batched network; the smaller of their copies' values is the target of both;
+1. twin critics in one batched network; the smaller of their copies' values is the target of both;
 2. clipped noise on the next action smooths that target;
 3. the actor follows the first critic.
 
 Differs from the paper:
-1. layers of 256, Adam at 3e-4, batches of 256 and 25,000 uniform actions at the start, as in its authors' later code;
+1. layers of 256, Adam at 3e-4, batches of 256, 25,000 uniform actions at the start: its authors' later code;
 2. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python td3_continuous_action.py --env-id HalfCheetah-v4 --total-timesteps 1000000
@@ -22,17 +22,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
@@ -45,6 +47,20 @@ from torch.utils.tensorboard import SummaryWriter
 
 @dataclass
 class Args:
+    env_id: str = "Hopper-v4"  # environment
+    total_timesteps: int = 1_000_000  # environment steps in total
+    learning_rate: float = 3e-4  # step size of the optimizer
+    num_envs: int = 1  # parallel environments
+    buffer_size: int = 1_000_000  # transitions that the replay buffer holds
+    gamma: float = 0.99  # discount
+    tau: float = 0.005  # step of the target network towards the online network (1 copies it)
+    batch_size: int = 256  # transitions per gradient step
+    policy_noise: float = 0.2  # deviation of the noise on the target's actions, as a share of half their range
+    exploration_noise: float = 0.1  # deviation of the noise on actions, as a share of half their range
+    learning_starts: int = 25_000  # environment steps before the first gradient step
+    policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
+    noise_clip: float = 0.5  # bound of the noise on the target's actions, as a share of half their range
+
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
     seed: int = 1  # random seed
     torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
@@ -60,142 +76,67 @@ class Args:
     resume: str = ""  # continue the run in this folder
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
-    env_id: str = "Hopper-v4"  # environment
-    total_timesteps: int = 1_000_000  # environment steps in total
-    learning_rate: float = 3e-4  # step size of the optimizer
-    num_envs: int = 1  # parallel environments
-    buffer_size: int = 1_000_000  # transitions that the replay buffer holds
-    gamma: float = 0.99  # discount
-    tau: float = 0.005  # step of the target network towards the online network (1 copies it)
-    batch_size: int = 256  # transitions per gradient step
-    policy_noise: float = 0.2  # deviation of the noise on the target's actions, as a share of half their range
-    exploration_noise: float = 0.1  # deviation of the noise on actions, as a share of half their range
-    learning_starts: int = 25_000  # environment steps before the first gradient step
-    policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
-    noise_clip: float = 0.5  # bound of the noise on the target's actions, as a share of half their range
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
-
-
-def make_env(env_id, seed, idx, capture_video, run_name):
+def make_env(env_id, idx, video_dir):
     def thunk():
-        video = capture_video and idx == 0
-        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
-            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
-        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
-        if video:
-            env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+        name = re.sub("^dm_control/", "shimmy:dm_control/", env_id)
+        if name != env_id and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        filmed = {"render_mode": "rgb_array"} if video_dir is not None and idx == 0 else {}
+        env = gym.make(name, **filmed)
+        if filmed:
+            env = gym.wrappers.RecordVideo(env, str(video_dir), name_prefix=f"{time.time():.0f}")
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images are refused below
             env = gym.wrappers.FlattenObservation(env)
-        env.action_space.seed(seed + idx)
         return env
 
     return thunk
 
 
-def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
-    thunks = [make_env(env_id, seed, i, capture_video, run_name) for i in range(num_envs)]
-    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-
-
-class Layers(nn.Sequential):
-    def forward(self, x):  # without nn.Module.__call__ and its hooks, which take as long as such a layer
-        for layer in self:
-            x = layer.forward(x)
-        return x
+def make_envs(env_id, num_envs, video_dir=None):
+    thunks = [make_env(env_id, i, video_dir) for i in range(num_envs)]
+    envs = gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode="SameStep")
+    actions, obs = envs.single_action_space, envs.single_observation_space
+    if not isinstance(actions, gym.spaces.Box) or len(actions.shape) != 1:
+        raise gym.error.Error(f"{env_id} has no vectors as continuous actions: dqn.py for discrete ones")
+    if not actions.is_bounded():
+        raise gym.error.Error(f"{env_id} has actions without bounds: ppo_continuous_action.py")
+    if len(obs.shape or ()) != 1:
+        raise gym.error.Error(f"{env_id} has no vectors as observations: dqn_atari.py for Atari games")
+    return envs
 
 
 class Actor(nn.Module):
     def __init__(self, envs):
         super().__init__()
         space, inputs = envs.single_action_space, envs.single_observation_space.shape[0]
-        hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True), nn.Linear(256, 256), nn.ReLU(inplace=True)]
-        self.layers = Layers(*hidden, nn.Linear(256, space.shape[0]), nn.Tanh())
+        hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True)]
+        hidden += [nn.Linear(256, 256), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*hidden, nn.Linear(256, len(space.low)), nn.Tanh())
         low, high = torch.tensor(np.stack([space.low, space.high]), dtype=torch.float32)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
         self.register_buffer("scale", (high - low) / 2)
 
-    def forward(self, obs):
-        return self.low.lerp(self.high, (self.layers(obs) + 1) / 2)  # rounding does not take it out of the bounds
+    def forward(self, obs):  # rounding does not take the action out of the bounds
+        return self.low.lerp(self.high, (self.layers(obs) + 1) / 2)
+
+    @torch.no_grad()
+    def get_action(self, obs, noise):
+        """With noise, whose deviation is this share of half the range."""
+        action = self(obs)
+        action += noise * self.scale * torch.randn_like(action)
+        return action.clamp(self.low, self.high)
 
 
 class Linears(nn.Module):
-    """Linear layers side by side, for inputs of shape (layers, batch, features); fewer inputs take the first layers."""
+    """Linear layers side by side for (layers, batch, features); fewer inputs take the first layers."""
 
     def __init__(self, layers, inputs, outputs):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(layers, inputs, outputs).uniform_(-(inputs**-0.5), inputs**-0.5))
-        self.bias = nn.Parameter(torch.empty(layers, 1, outputs).uniform_(-(inputs**-0.5), inputs**-0.5))
+        bound = inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(layers, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(layers, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, x):
         weight, bias = self.weight, self.bias
@@ -206,39 +147,350 @@ class Linears(nn.Module):
         return torch.baddbmm(bias, x, weight)
 
 
-class QNetwork(Layers):
+class QNetwork(nn.Sequential):
     def __init__(self, envs):
         inputs = envs.single_observation_space.shape[0] + envs.single_action_space.shape[0]
-        hidden = [Linears(2, inputs, 256), nn.ReLU(inplace=True), Linears(2, 256, 256), nn.ReLU(inplace=True)]
+        hidden = [Linears(2, inputs, 256), nn.ReLU(inplace=True)]
+        hidden += [Linears(2, 256, 256), nn.ReLU(inplace=True)]
         super().__init__(*hidden, Linears(2, 256, 1))
 
     def forward(self, obs, action, critics=2):
         """The values of the first `critics` critics: (critics, batch)."""
-        return super().forward(torch.cat([obs, action], dim=1).expand(critics, -1, -1)).squeeze(2)
+        inputs = torch.cat([obs, action], dim=1).expand(critics, -1, -1)
+        return super().forward(inputs).squeeze(2)
+
+
+def load_policy(run_dir, envs, device, deterministic=True):
+    """The saved actor of a run, as a function from observations to actions."""
+    actor = Actor(envs).to(device)
+    model = load_file(Path(run_dir, "model.safetensors"), str(device))
+    names = [name for name in model if name.startswith("actor.")]
+    actor.load_state_dict({name.removeprefix("actor."): model[name] for name in names})
+    flags = json.loads(Path(run_dir, "args.json").read_text())
+    noise = 0 if deterministic else flags["exploration_noise"]
+
+    def policy(obs):
+        obs = torch.tensor(obs, dtype=torch.float32, device=device)
+        return actor.get_action(obs, noise).cpu().numpy()
+
+    return policy
 
 
 class ReplayBuffer:
-    """The last transitions, one row each. They come in chunks of equal size, so that one copy writes many steps."""
+    """The last transitions, one row each. New ones wait on the host, so that one copy serves many steps."""
 
-    def __init__(self, size, chunk, device):
-        self.rows = torch.zeros((size // (chunk.size // chunk.shape[-1]), *chunk.shape), device=device)
-        self.filled = torch.zeros((), dtype=torch.long, device=device)  # on the device, where a graph can read it
-        self.added = 0
+    def __init__(self, size, obs_dim, action_dim, device):
+        self.rows = torch.zeros((size, 2 * obs_dim + action_dim + 2), device=device)
+        self.columns = obs_dim, obs_dim, action_dim, 1, 1  # obs, next_obs, action, reward, terminated
+        self.filled = torch.zeros((), dtype=torch.long, device=device)  # here a graph can read it
+        self.added, self.new = 0, []
 
-    def add(self, chunk):
-        self.rows[self.added % len(self.rows)] = torch.from_numpy(chunk)
-        self.added += 1
-        self.filled.fill_(min(self.added, len(self.rows)) * (chunk.size // chunk.shape[-1]))
+    def add(self, obs, next_obs, action, reward, terminated):
+        columns = obs, next_obs, action.reshape(len(obs), -1), reward[:, None], terminated[:, None]
+        self.new.append(np.concatenate(columns, axis=1, dtype=np.float32))
 
-    def sample(self, batch_size, obs_dim):
+    def flush(self):
+        """Write the rows that wait in place of the oldest."""
+        self.added += sum(map(len, self.new))
+        new = np.concatenate([*self.new, np.zeros((0, self.rows.shape[1]), np.float32)])
+        new = torch.from_numpy(new[-len(self.rows) :])
+        start = (self.added - len(new)) % len(self.rows)
+        before, after = new.tensor_split([len(self.rows) - start])  # the end of the buffer
+        self.rows[start : start + len(before)], self.rows[: len(after)] = before, after
+        self.filled.fill_(min(self.added, len(self.rows)))
+        self.new = []
+
+    def sample(self, batch_size):
+        # of a range that is known when a graph is captured; 2**62 is large enough for the remainder to be even
         indices = torch.randint(2**62, (batch_size,), device=self.rows.device) % self.filled
-        obs, next_obs, rest = self.rows.flatten(0, 2)[indices].tensor_split([obs_dim, 2 * obs_dim], dim=1)
-        return obs, next_obs, rest[:, :-2], rest[:, -2], rest[:, -1]
+        obs, next_obs, action, reward, terminated = self.rows[indices].split(self.columns, dim=1)
+        return obs, next_obs, action, reward.squeeze(1), terminated.squeeze(1)
+
+    def state_dict(self):
+        self.flush()
+        return {"rows": self.rows[: self.added].to("cpu", copy=True), "added": self.added}
+
+    def load_state_dict(self, state):
+        self.rows[: len(state["rows"])], self.added = state["rows"], state["added"]
+        self.filled.fill_(len(state["rows"]))
 
 
 def bellman_target(reward, terminated, next_value, gamma):
-    """The reward and the discounted value of what comes next; an episode that has terminated has none."""
+    """The reward and the discounted next value; none after the end of an episode."""
     return reward + gamma * (1 - terminated) * next_value
+
+
+def q_loss(q_values, target):
+    """The loss of a minibatch, of both critics' values, and what is logged of it under losses/."""
+    qf_losses = ((q_values - target) ** 2).mean(1)
+    (qf1_loss, qf2_loss), (qf1_values, qf2_values) = qf_losses, q_values.mean(1)
+    logged = {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "qf_loss": qf_losses.mean()}
+    return qf_losses.sum(), logged | {"qf1_values": qf1_values, "qf2_values": qf2_values}
+
+
+def policy_loss(q_values):
+    """Its gradient is the deterministic policy gradient (eq. 1), downhill."""
+    return -q_values.mean()
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag, value in vars(Args()).items():  # counts, sizes and periods
+        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
+            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
 
 
 def flatten(module):
@@ -253,18 +505,23 @@ def flatten(module):
 
 
 def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
 
-    def call():
-        nonlocal calls
+    def call(*args):
+        nonlocal calls, inputs, outputs
         calls += 1
         if calls <= warmup:
-            return function()
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for copy, arg in zip(inputs, args):
+            copy.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
+                outputs = function(*inputs)
         graph.replay()
+        return outputs
 
     return call
 
@@ -280,46 +537,13 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device, deterministic=True):
-    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
-    actor, model = Actor(envs).to(device), load_file(Path(run_dir, "model.safetensors"), str(device))
-    actor.load_state_dict({name.removeprefix("actor."): model[name] for name in model if name.startswith("actor.")})
-    share = 0 if deterministic else json.loads(Path(run_dir, "args.json").read_text())["exploration_noise"]
-
-    @torch.no_grad()
-    def policy(obs):
-        action = actor(torch.tensor(obs, dtype=torch.float32, device=device))
-        noise = share * actor.scale * torch.randn_like(action)
-        return (action + noise).clamp(actor.low, actor.high).cpu().numpy()
-
-    return policy
-
-
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.batch_size, args.policy_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
-        fail("--num-envs, --batch-size, --policy-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < args.num_envs:
-        fail("--buffer-size must be at least --num-envs")
     if args.capture_video and sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
-    try:
-        envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    if not isinstance(envs.single_action_space, gym.spaces.Box) or len(envs.single_action_space.shape) != 1:
-        fail(f"{args.env_id} needs a vector of continuous actions; dqn.py handles discrete ones")
-    if not envs.single_action_space.is_bounded():
-        fail(f"{args.env_id} needs bounded actions; ppo_continuous_action.py handles unbounded ones")
-    if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} needs vector observations; dqn_atari.py handles the images of Atari games")
-    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
-        fail(f"{args.env_id} cannot render images: leave --capture-video out")
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen; before MuJoCo is imported
+    try_envs(args, args.env_id, 1)
+    run = Run(args)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -331,180 +555,107 @@ if __name__ == "__main__":
     elif "OMP_NUM_THREADS" not in os.environ:  # SAC ran 1.4 to 1.6 times as fast with two as with one
         torch.set_num_threads(min(2, torch.get_num_threads()))
 
-    # Environments
-    envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
-
-    # Agent and optimizer
+    # Environments, agent and optimizer
+    envs = make_envs(args.env_id, args.num_envs, run.dir / "videos" if args.capture_video else None)
     actor, target_actor = Actor(envs).to(device), Actor(envs).to(device)
     qf, target_qf = QNetwork(envs).to(device), QNetwork(envs).to(device)
     agent = nn.ModuleDict({"actor": actor, "qf": qf})
-    actor_weights, target_actor_weights = flatten(actor), flatten(target_actor).requires_grad_(False)
-    qf_weights, target_qf_weights = flatten(qf), flatten(target_qf).requires_grad_(False)
+    actor_weights, qf_weights = flatten(actor), flatten(qf)
+    target_actor_weights = flatten(target_actor).requires_grad_(False)
     target_actor_weights.copy_(actor_weights.detach())
+    target_qf_weights = flatten(target_qf).requires_grad_(False)
     target_qf_weights.copy_(qf_weights.detach())
     lr = torch.tensor(args.learning_rate, device=device)
-    actor_optimizer = torch.optim.Adam([actor_weights], lr=lr, fused=True, capturable=device.type == "cuda")
-    qf_optimizer = torch.optim.Adam([qf_weights], lr=lr, fused=True, capturable=device.type == "cuda")
+    adam = partial(torch.optim.Adam, fused=True, capturable=device.type == "cuda")
+    actor_optimizer, qf_optimizer = adam([actor_weights], lr), adam([qf_weights], lr)
 
-    # Storage: the chunk holds the last transition of each environment until it goes to the replay buffer
+    # Storage
     obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
-    chunk, staged = np.zeros((1, args.num_envs, 2 * obs_dim + action_dim + 2), dtype=np.float32), False
-    replay = ReplayBuffer(args.buffer_size, chunk, device)
-    act_obs = torch.zeros((args.num_envs, obs_dim), device=device)
-    act_action = torch.zeros((args.num_envs, action_dim), device=device)
-    loss_names = ["qf1_loss", "qf2_loss", "qf_loss", "qf1_values", "qf2_values", "actor_loss"]
-    losses, num_losses = torch.zeros(len(loss_names), device=device), np.zeros(len(loss_names))  # since the last log
-    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
-    recent_returns = deque(maxlen=20)
+    replay = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
+    qf_means, actor_means = Means(), Means()
 
-    @torch.no_grad()
-    def act():
-        noise = args.exploration_noise * actor.scale * torch.randn_like(act_action)
-        act_action.copy_((actor(act_obs) + noise).clamp(actor.low, actor.high))
+    def act(obs):
+        return actor.get_action(obs.to(device), args.exploration_noise)
 
-    def update(with_actor):
-        global q_values, qf_losses, actor_loss
-        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.sample(args.batch_size, obs_dim)
+    def update_qf():
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.sample(args.batch_size)
         with torch.no_grad():
-            noise = (args.policy_noise * torch.randn_like(b_actions)).clamp(-args.noise_clip, args.noise_clip)
-            next_actions = (target_actor(b_next_obs) + noise * actor.scale).clamp(actor.low, actor.high)
+            noise = args.policy_noise * torch.randn_like(b_actions)
+            noise = noise.clamp(-args.noise_clip, args.noise_clip) * actor.scale
+            next_actions = (target_actor(b_next_obs) + noise).clamp(actor.low, actor.high)
             next_value = target_qf(b_next_obs, next_actions).amin(0)
             target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
-        q_values = qf(b_obs, b_actions)
-        qf_losses = ((q_values - target) ** 2).mean(1)
-        qf_loss = qf_losses.sum()
-
+        loss, logged = q_loss(qf(b_obs, b_actions), target)
         qf_weights.grad.zero_()
-        qf_loss.backward()
+        loss.backward()
         qf_optimizer.step()
+        qf_means.add(logged)
+        return b_obs, logged
+
+    def update_actor(b_obs):
+        actor_loss = policy_loss(qf(b_obs, actor(b_obs), critics=1))
+        actor_weights.grad.zero_()
+        actor_loss.backward(inputs=list(actor.parameters()))  # no gradient of the critic's weights
+        actor_optimizer.step()
+        actor_means.add({"actor_loss": actor_loss})
         with torch.no_grad():
-            losses[:5].add_(torch.cat([qf_losses, qf_losses.mean(0, keepdim=True), q_values.mean(1)]))
-        if with_actor:
-            actor_loss = -qf(b_obs, actor(b_obs), critics=1).mean()
-            actor_weights.grad.zero_()
-            actor_loss.backward(inputs=list(actor.parameters()))  # no gradient of the critic's weights
-            actor_optimizer.step()
-            with torch.no_grad():
-                losses[5:].add_(actor_loss)
-                target_actor_weights.lerp_(actor_weights, args.tau)
-                target_qf_weights.lerp_(qf_weights, args.tau)
+            target_actor_weights.lerp_(actor_weights, args.tau)
+            target_qf_weights.lerp_(qf_weights, args.tau)
+        return actor_loss
 
-    updates = [partial(update, with_actor) for with_actor in (False, True)]
     if device.type == "cuda" and args.cuda_graphs:
-        act, updates = cuda_graph(act), [cuda_graph(function) for function in updates]
-
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "gradient_steps": gradient_steps, "agent": agent.state_dict()}
-        state |= {"target_actor": target_actor.state_dict(), "target_qf": target_qf.state_dict()}
-        state["actor_optimizer"] = actor_optimizer.state_dict()["state"]
-        state["qf_optimizer"] = qf_optimizer.state_dict()["state"]
-        state |= {"replay": replay.rows[: replay.added].clone(), "added": replay.added}
-        state |= {"chunk": torch.from_numpy(chunk), "staged": staged}
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["numpy_rng"] = rng.bit_generator.state
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step, gradient_steps = 0, 0
-    if args.resume:
-        global_step, gradient_steps = checkpoint["global_step"], checkpoint["gradient_steps"]
-        agent.load_state_dict(checkpoint["agent"])
-        target_actor.load_state_dict(checkpoint["target_actor"])
-        target_qf.load_state_dict(checkpoint["target_qf"])
-        actor_optimizer.load_state_dict(actor_optimizer.state_dict() | {"state": checkpoint["actor_optimizer"]})
-        qf_optimizer.load_state_dict(qf_optimizer.state_dict() | {"state": checkpoint["qf_optimizer"]})
-        replay.rows[: len(checkpoint["replay"])] = checkpoint["replay"]
-        replay.added = checkpoint["added"]
-        replay.filled.fill_(checkpoint["replay"].shape[:3].numel())
-        chunk[:], staged = checkpoint["chunk"], checkpoint["staged"]
-        rng.bit_generator.state = checkpoint["numpy_rng"]
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
+        act, update_qf, update_actor = map(cuda_graph, (act, update_qf, update_actor))
 
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
-    log_period = max(100, args.num_envs)  # environment steps
+    parts = {"agent": agent, "target_actor": target_actor, "target_qf": target_qf}
+    parts |= {"actor_optimizer": actor_optimizer, "qf_optimizer": qf_optimizer}
+    global_step = run.restore(parts | {"replay": replay, "rng": rng})
+    gradient_steps = run.saved.get("gradient_steps", 0)
     low, high = envs.single_action_space.low, envs.single_action_space.high
-    obs = envs.reset(seed=args.seed + global_step)[0].copy()
+    obs = envs.reset(seed=args.seed + global_step)[0].astype(np.float32)
     while global_step < args.total_timesteps:
         # Act
         if global_step < args.learning_starts:
             actions = rng.uniform(low, high, size=(args.num_envs, action_dim)).astype(np.float32)
         else:
-            act_obs.copy_(torch.from_numpy(obs))
-            act()
-            actions = act_action.cpu().numpy()
+            actions = act(torch.from_numpy(obs)).cpu().numpy()
 
         # Learn: before the environments step, so that a GPU works on it while they do
-        if staged:
-            replay.add(chunk)
-        for _ in range(args.num_envs if staged and global_step > args.learning_starts else 0):
+        replay.flush()
+        due = args.num_envs if global_step > max(args.learning_starts, 0) else 0
+        for _ in range(due):
             gradient_steps += 1
-            with_actor = gradient_steps % args.policy_frequency == 0
-            updates[with_actor]()
-            num_losses += [1, 1, 1, 1, 1, with_actor]
+            b_obs, logged = update_qf()
+            if gradient_steps % args.policy_frequency == 0:
+                actor_loss = update_actor(b_obs)
 
         # Step
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        episode_returns += reward
-        episode_lengths += 1
-        done, final_obs = terminated | truncated, next_obs
-        if done.any():
+        run.log_episodes(global_step, reward, terminated | truncated)
+        final_obs = next_obs
+        if (done := terminated | truncated).any():
             final_obs = next_obs.copy()
             final_obs[done] = np.stack(infos["final_obs"][done])
-            for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                episode_returns[i] = episode_lengths[i] = 0
-        np.concatenate((obs, final_obs, actions, reward[:, None], terminated[:, None]), axis=1, out=chunk[0])
-        staged = True
+        replay.add(obs, final_obs, actions, reward, terminated)
         obs[:] = next_obs
         global_step += args.num_envs
 
         # Log
-        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
-            continue
-        if num_losses.any():
-            sums, counts = losses.tolist(), num_losses.tolist()
-            if not np.isfinite([*sums, actor_weights.sum().item(), qf_weights.sum().item()]).all():
-                sys.exit(f"\nLosses are not finite at step {global_step}: {sums}. Last good checkpoint: {run_dir}")
-            for name, total, count in zip(loss_names, sums, counts):
-                if count:
-                    writer.add_scalar(f"losses/{name}", total / count, global_step)
-            losses.zero_()
-            num_losses[:] = 0
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps
+        if log_due:
+            run.log(global_step, qf_means.take() | actor_means.take())
 
-        # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+        # Checkpoint: when the means have just been taken
+        if log_due:
+            counters = {"gradient_steps": gradient_steps}
+            run.checkpoint(global_step, last=global_step >= args.total_timesteps, **counters)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(agent.state_dict(), run_dir / "model.safetensors")
-        eval_envs = make_envs(args.env_id, 10, args.seed)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        save_file(agent.state_dict(), run.dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10)
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)
