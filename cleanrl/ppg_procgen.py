@@ -274,7 +274,6 @@ class AuxBuffer:
         size = np.prod((*shape, *obs_shape))
         fits = device.type == "cuda" and size + 2**33 < torch.cuda.mem_get_info()[0]
         place = device if fits else "cpu"
-        self.device = device
         self.obs = torch.zeros(*shape, *obs_shape, dtype=torch.uint8, device=place)
         self.returns = torch.zeros(shape, device=device)
         num_actions = envs.single_action_space.n
@@ -287,7 +286,7 @@ class AuxBuffer:
         self.returns[rows] = returns.T
 
     def images(self, rollouts):
-        return self.obs[rollouts.to(self.obs.device)].to(self.device)
+        return self.obs[rollouts.to(self.obs.device)].to(self.returns.device)
 
 
 def gae(rewards, values, next_value, dones, final_values, gamma, gae_lambda):
@@ -323,7 +322,7 @@ def ppg_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, a
 
 
 def aux_loss(logprobs, newvalue, new_aux_value, old_logprobs, target, args):
-    """The same of the auxiliary phase; log-probabilities are those of all actions."""
+    """The same of the auxiliary phase, with KL(old policy || policy); log-probabilities of all actions."""
     kl_loss = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1).mean()
     aux_value_loss = 0.5 * ((new_aux_value - target) ** 2).mean()
     real_value_loss = 0.5 * ((newvalue - target) ** 2).mean()
