@@ -108,12 +108,13 @@ def test_loss(on):
     args = module.Args(norm_adv=on, clip_vloss=on)
     logits = rng.normal(size=(8, 3)).astype(np.float32)
     names = ["logprobs", "values", "advantages", "returns"]
-    mb = dict(zip(names, rng.normal(size=(4, 8)).astype(np.float32))) | {"actions": rng.integers(3, size=8)}
+    mb = dict(zip(names, rng.normal(size=(4, 8)).astype(np.float32)))
     mb["logprobs"] = mb["logprobs"] / 5 - 1
+    old, mb = mb.values(), mb | {"actions": rng.integers(3, size=8)}
     newvalue = rng.normal(size=8).astype(np.float32)
     logprobs = jax.nn.log_softmax(logits)
     entropy = -(np.exp(logprobs) * logprobs).sum(-1)
-    loss, _ = module.minibatch_loss(module.logprob_of(logits, mb["actions"]), entropy, newvalue, mb, args)
+    loss, _ = module.ppo_loss(module.logprob_of(logits, mb["actions"]), entropy, newvalue, *old, args)
     assert float(loss) == pytest.approx(oracle_loss(logits, newvalue, mb, args), rel=1e-5)
 
 
@@ -135,9 +136,10 @@ def test_the_time_limit_of_cartpole_is_no_failure():
 
 
 SEEDS = """
-result |= {"curves": curves[0], "steps": curve_steps, "seeds": seeds.tolist()}
-leaves = [np.asarray(x).reshape(len(seeds), -1) for x in jax.tree.leaves(learner["params"])]
-result |= {"weights": np.concatenate(leaves, 1), "eval": eval_returns, "run_dir": str(run_dir.resolve())}
+result |= {"curves": run.curves, "steps": run.curve_steps, "seeds": run.seeds.tolist()}
+leaves = [np.asarray(x).reshape(len(run.seeds), -1) for x in jax.tree.leaves(learner["params"])]
+result |= {"weights": np.concatenate(leaves, 1), "eval": np.load(run.dir / "eval_returns.npy")}
+result["run_dir"] = str(run.dir.resolve())
 """
 
 
