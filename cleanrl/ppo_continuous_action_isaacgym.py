@@ -7,16 +7,16 @@
 # ///
 """Proximal Policy Optimization (PPO, Schulman et al. 2017, arXiv:1707.06347): thousands of robots on one GPU.
 
-Isaac Gym, for which this file is named, is no longer offered. `--env-id` names an environment of
-MuJoCo Playground or Brax, or a function `module:function` that makes any other simulator.
+Isaac Gym, which gave the name, is no longer offered. `--env-id` names an environment of MuJoCo
+Playground or Brax, or a `module:function` that makes any other simulator.
 
 Differs from ppo_continuous_action.py:
-1. observations, rollouts, advantages and statistics of episodes never leave the simulator's device,
-   and the host waits for it once per iteration, to log means over the episodes that have ended;
+1. nothing leaves the device of the simulator; the host waits for it once per iteration, to log
+   means over the episodes that have ended;
 2. networks of 256 units; observations and rewards as they come but for `--reward-scaler`;
-3. episodes of Playground and Brax restart in states from a pool that is drawn anew now and then;
-   a simulation that is no longer finite is a terminated episode, with reward 0;
-4. videos are clips of environment 0, by the number of the simulator's steps.
+3. episodes of Playground and Brax restart in states of a pool, which is drawn anew now and then;
+   a simulation that is not finite is a terminated episode, with reward 0;
+4. videos are clips of environment 0.
 
 Differs from the paper:
 1. advantages are standardised per minibatch, and gradients are clipped to a global norm;
@@ -274,10 +274,10 @@ def make_envs(env_id, num_envs, seed, video_dir=None, cuda=True):
 
     That has `num_envs`, `single_observation_space`, `single_action_space`, `reset(seed)`, which
     returns observations, and `step(actions)`, which returns observations, rewards, terminated,
-    truncated and final observations: tensors on the device, one row for each environment. An
-    episode that ends restarts within the step: observations are then the first ones of the next
-    episode, final observations the last ones of this (other rows do not matter). Actions have no
-    bounds but the simulator's. Optional: `render()`, an image of environment 0, and `close()`.
+    truncated and final observations: tensors on the device, a row for each environment. An
+    episode that ends restarts within the step: observations are then of the next episode, final
+    observations of this (other rows do not matter). Actions have no bounds but the simulator's.
+    Optional: `render()`, an image of environment 0, and `close()`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() and cuda else "cpu")
     if ":" in env_id:
