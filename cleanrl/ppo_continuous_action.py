@@ -324,7 +324,7 @@ class Run:
             wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
         except Exception as error:
             if not self.args.resume:
-                self.dir.rmdir()
+                os.removedirs(self.dir)
             fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
 
     def stop(self, number, frame):
@@ -353,9 +353,9 @@ class Run:
             else:
                 part.load_state_dict(self.saved[name])
         self.recent_returns.extend(self.saved["recent_returns"])
-        torch.set_rng_state(self.saved["rng"][0])
-        if torch.cuda.is_initialized() and len(self.saved["rng"]) == 2:
-            torch.cuda.set_rng_state(self.saved["rng"][1])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
         return self.step
 
     def state(self, global_step, **counters):
@@ -368,7 +368,8 @@ class Run:
             else:
                 state[name] = part.state_dict()
                 state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
         return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
 
     def save(self, state):

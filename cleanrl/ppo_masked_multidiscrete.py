@@ -333,7 +333,7 @@ class Run:
             wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
         except Exception as error:
             if not self.args.resume:
-                self.dir.rmdir()
+                os.removedirs(self.dir)
             fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
 
     def stop(self, number, frame):

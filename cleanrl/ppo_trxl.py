@@ -694,8 +694,7 @@ if __name__ == "__main__":
 
     # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs, run.dir / "videos" if args.capture_video else None)
-    steps_envs, obs_shape = (args.num_steps, args.num_envs), envs.single_observation_space.shape
-    if device.type == "cpu" and len(obs_shape) == 1:
+    if device.type == "cpu" and len(envs.single_observation_space.shape) == 1:
         torch.set_num_threads(1)  # a thread pool slows networks without images down
     agent = Agent(envs, args).to(device)
     weights = flatten(agent)
@@ -703,6 +702,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW([weights], lr, fused=True, capturable=device.type == "cuda")
 
     # Storage: environments fill NumPy arrays, networks read tensors, which a graph needs in place
+    steps_envs, obs_shape = (args.num_steps, args.num_envs), envs.single_observation_space.shape
     dtype = torch.float32 if len(obs_shape) == 1 else torch.uint8
     obs = torch.zeros(*steps_envs, *obs_shape, dtype=dtype, pin_memory=device.type == "cuda").numpy()
     actions = np.zeros((*steps_envs, *envs.single_action_space.shape), dtype=np.int64)
@@ -711,7 +711,8 @@ if __name__ == "__main__":
     b_obs, b_actions = (torch.tensor(x, device=device).flatten(0, 1) for x in (obs, actions))
     b_elapsed = torch.zeros(batch_size, dtype=torch.long, device=device)
     b_logprobs, b_values, b_advantages, b_returns = torch.zeros((4, batch_size), device=device)
-    losses, episodes = Means(), LastEpisodes(args.num_envs)
+    losses = Means()
+    episodes = LastEpisodes(args.num_envs)
     # The memory has a row for each environment and step: those of the rollout, and before them as
     # many steps as a window is long. With 2 environments and windows of 3 steps:
     #   row of the memory    0  1 | 2  3 | 4  5 | 6  7 | 8  9 | ...

@@ -269,7 +269,7 @@ class Run:
             wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
         except Exception as error:
             if not self.args.resume:
-                self.dir.rmdir()
+                os.removedirs(self.dir)
             fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
 
     def stop(self, number, frame):
@@ -514,9 +514,9 @@ if __name__ == "__main__":
         return q_network(torch.as_tensor(obs, dtype=b_obs.dtype, device=device)).amax(1).cpu().numpy()
 
     def update(inds):
-        td_loss, logged = pqn_loss(q_network(b_obs[inds]), b_actions[inds], b_returns[inds])
+        loss, logged = pqn_loss(q_network(b_obs[inds]), b_actions[inds], b_returns[inds])
         weights.grad.zero_()
-        td_loss.backward()
+        loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
         losses.add(logged)
