@@ -61,7 +61,7 @@ def test_loss_and_gradients_are_those_of_the_valid_rows_alone(name, clip_vloss, 
     for column in (*new, *(mb[column] for column in columns)):
         column[~mb["valid"]] *= 30
     new, args = [column.astype(np.float32) for column in new], SimpleNamespace(**flags)
-    loss_of = lambda *new: module.ppo_loss(*new, mb, args)  # noqa: E731
+    loss_of = lambda *new: module.ppo_loss(*new, *mb.values(), args)  # noqa: E731
     (loss, logged), gradients = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)(*new)
 
     newlogprob, entropy, newvalue = (torch.tensor(column[mb["valid"]], requires_grad=True) for column in new)
@@ -91,9 +91,8 @@ def test_loss_and_gradients_are_those_of_the_valid_rows_alone(name, clip_vloss, 
 @each_text("ppo_loss", "masked_mean", **on_xla)
 def test_a_minibatch_of_dummy_rows_alone_teaches_nothing(name):
     module = load(name)
-    mb = {column: np.ones(4, np.float32) for column in ("logprobs", "values", "advantages", "returns")}
-    args = module.Args()
-    loss, logged = module.ppo_loss(*np.ones((3, 4), np.float32) / 2, mb | {"valid": np.zeros(4, bool)}, args)
+    new, old, valid = np.ones((3, 4), np.float32) / 2, np.ones((4, 4), np.float32), np.zeros(4, bool)
+    loss, logged = module.ppo_loss(*new, *old, valid, module.Args())
     assert loss == 0 and not np.asarray(logged).any()
 
 
@@ -126,11 +125,13 @@ params = result.pop("params")[0]
 batch, explained_variance = targets(params, rollout, games["obs"])
 logits, values = agent.apply(params, batch["obs"])
 entropy = -(nn.softmax(logits) * nn.log_softmax(logits)).sum(-1)
-_, first = ppo_loss(logprob_of(logits, batch["actions"]), entropy, values, batch, args)
+old = [batch[name] for name in ("logprobs", "values", "advantages", "returns", "valid")]
+_, first = ppo_loss(logprob_of(logits, batch["actions"]), entropy, values, *old, args)
 observations = np.concatenate((rollout["obs"], np.asarray(games["obs"])[None]))
 result["values"] = np.stack([agent.apply(params, x)[1] for x in observations])
 result |= {"batch": jax.device_get(batch), "explained_variance": float(explained_variance)}
-result |= {"first": dict(zip(loss_names, first.tolist())), "num_envs": args.num_envs}
+names = [name.removeprefix("losses/") for name in loss_names]
+result |= {"first": dict(zip(names, first.tolist())), "num_envs": args.num_envs}
 result["compiled"] = [globals()[key]._cache_size() for key in ("act", "update") if "act" in globals()]
 """
 ARGV = f"--num-envs 4 --num-steps {STEPS} --total-timesteps {4 * 4 * STEPS} --update-epochs 3".split()
