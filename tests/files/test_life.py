@@ -64,7 +64,7 @@ for mode in "deterministic", "stochastic":
     first = policy(observation).copy()
     result[mode] = any((policy(observation) != first).any() for _ in range(20))
 space = eval_envs.single_action_space
-columns = (len(space),) if isinstance(space, gym.spaces.Tuple) else space.shape
+columns = actions.shape[2:] if isinstance(space, gym.spaces.Tuple) else space.shape
 result["action_shape"] = (eval_envs.num_envs, *columns)
 result["compiled"] = getattr(globals().get("learn"), "_cache_size", int)()
 """
