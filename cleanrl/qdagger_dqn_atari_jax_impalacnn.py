@@ -24,7 +24,7 @@ Differs from the paper:
 1. one-step targets, where the paper has n-step returns;
 2. the weight is (teacher - student) / |teacher| within 0 and 1: right for returns below 0, too;
 3. temperature 1 and a weight of 1, where the paper's code has 0.1 and 3; the weight may rise again;
-4. the teacher plays new games, where the paper reads its replay; squared error, and a constant learning rate.
+4. the teacher plays new games, where the paper reads its replay; squared error, constant step size.
 
 Run: python qdagger_dqn_atari_jax_impalacnn.py --teacher-policy-hf-repo RUN_FOLDER_OF_THE_TEACHER
 """
@@ -317,6 +317,29 @@ class FrameReplay:
         self.saved = ends
 
 
+def begin(envs, replay, seed):
+    """New games, into the replay: observations, the frames of each, lives."""
+    obs, infos = envs.reset(seed=seed)
+    stacks = replay.frames.add(np.concatenate(obs)).reshape(len(obs), -1)
+    return obs, stacks, infos["lives"]
+
+
+def play(envs, replay, actions, stacks, lives):
+    """A step of all games, into the replay: what `begin` returns, reward, and where a game is over."""
+    next_obs, reward, terminated, truncated, infos = envs.step(actions)
+    done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
+    final_obs = next_obs
+    if done.any():
+        final_obs = next_obs.copy()
+        final_obs[done] = np.stack(infos["final_obs"][done])
+    followed = replay.frames.add(final_obs[:, -1])
+    replay.add(stacks, followed, actions, np.sign(reward), terminated)
+    stacks = np.column_stack((stacks[:, 1:], followed))
+    for i in done.nonzero()[0]:
+        stacks[i] = replay.frames.add(next_obs[i])
+    return (next_obs, stacks, infos["lives"]), reward, done
+
+
 def td_target(reward, terminated, next_q_values, gamma):
     """The reward and the discounted value of the best next action; none after the end of an episode."""
     return reward + gamma * (1 - terminated) * jnp.max(next_q_values, axis=1)
@@ -412,9 +435,10 @@ def parse_args():
         for flag in list(saved)[: list(saved).index("exp_name")]:
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for flag, value in vars(Args()).items():  # counts, sizes and periods
-        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
-            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for flag in fields(Args):  # counts, sizes and periods
+        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        if counts and getattr(args, flag.name) < 1:
+            fail(f"--{flag.name.replace('_', '-')} must be at least 1")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -640,7 +664,20 @@ class PhasedRun(Run):
         if due or last or self.signals:
             self.save(self.state(0, **counters))
         self.show(step)
-        self.end_if_asked(f"0 of the student, {step} of a phase before")
+        self.end_if_asked(f"0 of the student, {step} of a phase before it")
+
+    def log_offline(self, step, losses, weights):
+        if not np.isfinite([*losses.values(), jax.jit(optax.global_norm)(weights)]).all():
+            sys.exit(f"\nLosses are not finite at offline step {step}: {losses}. Last good checkpoint: {self.dir}")
+        for name, tag in {"loss": "loss", "td_loss": "q_loss", "distill_loss": "distill_loss"}.items():
+            self.writer.add_scalar(f"charts/offline/{tag}", losses[f"losses/{name}"], step)
+
+    def score(self, policy, envs, name):
+        """The mean return of a policy; a signal ends the games at once, as there is a fresh checkpoint."""
+        ending = lambda obs: self.end_if_asked(self.step) or policy(obs)  # noqa: E731
+        returns = evaluate(ending, envs, seed=self.args.seed + 2**30)
+        self.say(f"{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
+        return float(returns.mean())
 
 
 if __name__ == "__main__":
@@ -720,37 +757,13 @@ if __name__ == "__main__":
             "losses": learner["losses"] + logged,
         }
 
-    def begin(seed):
-        """New games, into the replay: observations, the frames of each, lives."""
-        obs, infos = envs.reset(seed=seed)
-        stacks = replay.frames.add(np.concatenate(obs)).reshape(len(obs), -1)
-        return obs, stacks, infos["lives"]
-
-    def play(act, epsilon, obs, stacks, lives):
-        """A step in every environment, into the replay; returns what is there then, reward, where a game is over."""
-        explore, actions = rng.random(args.num_envs) < epsilon, rng.integers(num_actions, size=args.num_envs)
-        if not explore.all():
-            actions = np.where(explore, actions, np.asarray(act(obs)))
-        next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
-        final_obs = next_obs
-        if done.any():
-            final_obs = next_obs.copy()
-            final_obs[done] = np.stack(infos["final_obs"][done])
-        followed = replay.frames.add(final_obs[:, -1])
-        replay.add(stacks, followed, actions, np.sign(reward), terminated)
-        stacks = np.column_stack((stacks[:, 1:], followed))
-        for i in done.nonzero()[0]:
-            stacks[i] = replay.frames.add(next_obs[i])
-        return (next_obs, stacks, infos["lives"]), reward, done
+    def explore(act, epsilon, obs):
+        random, actions = rng.random(args.num_envs) < epsilon, rng.integers(num_actions, size=args.num_envs)
+        return actions if random.all() else np.where(random, actions, np.asarray(act(obs)))
 
     def score(greedy, name):
-        """The mean return of a policy over some games; a signal ends them at once, as there is a fresh checkpoint."""
         policy = epsilon_greedy(greedy, num_actions, args.end_e)
-        games = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
-        returns = evaluate(lambda obs: run.end_if_asked(run.step) or policy(obs), games, seed=args.seed + 2**30)
-        run.say(f"{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
-        return float(returns.mean())
+        return run.score(policy, make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False), name)
 
     def take_losses():
         """The means since they were last taken."""
@@ -776,11 +789,12 @@ if __name__ == "__main__":
         run.writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
     counters = {"teacher_return": teacher_return}
     if teacher_step < args.teacher_steps:
-        games = begin(args.seed + teacher_step)
+        obs, *games = begin(envs, replay, args.seed + teacher_step)
     run.enter(teacher_step, args.teacher_steps)
     while teacher_step < args.teacher_steps:
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step)
-        games, reward, done = play(partial(teacher_act, teacher_params), epsilon, *games)
+        actions = explore(partial(teacher_act, teacher_params), epsilon, obs)
+        (obs, *games), reward, done = play(envs, replay, actions, *games)
         teacher_step += args.num_envs
         if teacher_step % args.train_frequency < args.num_envs:
             replay.flush()
@@ -792,8 +806,7 @@ if __name__ == "__main__":
     # Offline phase
     run.enter(offline_step, args.offline_steps)
     while offline_step < args.offline_steps:
-        score_due = offline_step % 100_000 == 0 and offline_step > 0
-        if score_due:
+        if offline_step % 100_000 == 0 and offline_step > 0:
             offline_return = score(partial(act, learner["params"]), "Student")
             run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
         learner = update(learner, teacher_params, replay.stored(), 1.0)
@@ -803,12 +816,7 @@ if __name__ == "__main__":
             both = learner["params"], learner["target_params"]
             learner["target_params"] = optax.incremental_update(*both, args.tau)
         if offline_step % 100 == 0 or offline_step == args.offline_steps:
-            means = take_losses()
-            if not np.isfinite([*means.values(), jax.jit(optax.global_norm)(learner["params"])]).all():
-                at = f"offline step {offline_step}"
-                sys.exit(f"\nLosses are not finite at {at}: {means}. Last good checkpoint: {run.dir}")
-            for name, tag in {"loss": "loss", "td_loss": "q_loss", "distill_loss": "distill_loss"}.items():
-                run.writer.add_scalar(f"charts/offline/{tag}", means[f"losses/{name}"], offline_step)
+            run.log_offline(offline_step, take_losses(), learner["params"])
             if offline_step < args.offline_steps:  # else the replay is emptied first
                 last = offline_step % 100_000 == 0
                 run.checkpoint_phase(offline_step, last, offline_step=offline_step, **counters)
@@ -827,12 +835,13 @@ if __name__ == "__main__":
 
     # Training loop
     run.enter(global_step, args.total_timesteps)
-    games = begin(args.seed + global_step)
+    obs, *games = begin(envs, replay, args.seed + global_step)
     exploration_steps = args.exploration_fraction * args.total_timesteps
     while global_step < args.total_timesteps:
         # Act
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        games, reward, done = play(partial(act, learner["params"]), epsilon, *games)
+        actions = explore(partial(act, learner["params"]), epsilon, obs)
+        (obs, *games), reward, done = play(envs, replay, actions, *games)
         run.log_episodes(global_step, reward, done)
         last_step, global_step = global_step, global_step + args.num_envs
 
