@@ -7,21 +7,22 @@
 """QDagger (Agarwal et al. 2022, arXiv:2206.01626): a new student for an Atari game learns from a trained teacher.
 
 Differs from dqn_atari.py:
-1. the teacher is a run of dqn_atari.py with --save-model, or a repository on the Hugging Face hub with its two files;
-   a copy stays with the run;
+1. the teacher is a run of dqn_atari.py with --save-model, or a repository on the Hugging Face hub
+   with its two files; a copy stays with the run;
 2. the student is the residual network of IMPALA (Espeholt et al. 2018, arXiv:1802.01561);
-3. four phases: the teacher is scored; it plays --teacher-steps into the replay, exploring less and less; the student
-   makes --offline-steps gradient steps on these games; then it plays itself, with an empty replay, like dqn_atari.py;
-4. each phase has its own counter. `global_step` counts the student's own steps, so that --learning-starts and
-   exploration begin with its first one; offline, the target network is updated by the count of gradient steps;
-5. the loss adds the divergence of the student's policy from the teacher's, the softmax of their values; offline its
-   weight is 1, later it falls with the student's distance from the teacher's score.
+3. four phases: the teacher is scored; it plays --teacher-steps into the replay, exploring less
+   and less; the student makes --offline-steps gradient steps on these games; then it plays itself,
+   with an empty replay, like dqn_atari.py;
+4. each phase has its own counter. `global_step` counts the student's own steps; offline, the
+   target network is updated by the count of gradient steps;
+5. the loss adds the divergence of the student's policy from the teacher's, the softmax of their
+   values; offline its weight is 1, later it falls with the distance from the teacher's score.
 
 Differs from the paper:
 1. one-step targets, where the paper has n-step returns;
-2. the weight is (teacher - student) / |teacher| within 0 and 1: the paper's for returns above 0, and still right below;
-3. temperature 1 and a weight of 1, where the paper's code has 0.1 and 3; the weight may rise again, there it ends at 0;
-4. the teacher plays new games, where the paper reads its replay; squared error, and a constant learning rate.
+2. the weight is (teacher - student) / |teacher| within 0 and 1: right for returns below 0, too;
+3. temperature 1 and a weight of 1, where the paper's code has 0.1 and 3; the weight may rise again;
+4. the teacher plays new games, where the paper reads its replay; squared error, constant step size.
 
 Run: python qdagger_dqn_atari_impalacnn.py --teacher-policy-hf-repo RUN_FOLDER_OF_THE_TEACHER
 """
@@ -37,12 +38,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -57,21 +58,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-
     env_id: str = "BreakoutNoFrameskip-v4"  # environment
     total_timesteps: int = 10_000_000  # environment steps in total
     learning_rate: float = 1e-4  # step size of the optimizer
@@ -94,119 +80,40 @@ class Args:
     offline_steps: int = 500_000  # gradient steps on the teacher's games
     temperature: float = 1.0  # divides the values in the softmax of the distillation
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
-    game, sticky = (gym.spec(env_id).kwargs.get(key) for key in ("game", "repeat_action_probability"))
-    if game is None:
-        raise gym.error.Error(f"{env_id} is not an Atari game; dqn.py handles vector observations")
-    options = {"reward_clipping": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP} | options
-    return AtariVectorEnv(game, num_envs, repeat_action_probability=sticky, life_loss_info=life_loss, **options)
-
-
-def record_video(policy, env_id, seed, path):
-    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
-    from moviepy import ImageSequenceClip
-
-    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
-    frames = [twin.reset(seed=seed)[0][0, 0]]
-
-    def film(obs):
-        action = policy(obs)
-        frames.append(twin.step(action)[0][0, 0])
-        del frames[4500:]  # five minutes are enough
-        return action
-
-    evaluate(film, make_envs(env_id, 1, False), seed)
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+    flags = gym.spec(env_id).kwargs
+    if "game" not in flags:
+        raise gym.error.Error(f"{env_id} is not an Atari game: dqn.py for vectors as observations")
+    options = {"reward_clipping": False, "autoreset_mode": "SameStep"} | options
+    options |= {"repeat_action_probability": flags["repeat_action_probability"]}
+    envs = AtariVectorEnv(flags["game"], num_envs, life_loss_info=life_loss, **options)
+    envs.metadata = {"render_modes": ["rgb_array"]}  # by record_video
+    return envs
 
 
 class TeacherNetwork(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        self.network = nn.Sequential(
-            nn.Conv2d(4, 32, 8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, stride=1),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(64 * 7 * 7, 512),
-            nn.ReLU(),
-            nn.Linear(512, envs.single_action_space.n),
-        )
+        convs = (4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)  # channels in and out, size, stride
+        layers = [layer for conv in convs for layer in (nn.Conv2d(*conv), nn.ReLU())]
+        layers += [nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU()]
+        self.network = nn.Sequential(*layers, nn.Linear(512, envs.single_action_space.n))
 
     def forward(self, obs):
         return self.network(obs / 255)
@@ -237,172 +144,25 @@ class QNetwork(nn.Module):
         return self.network(obs / 255)
 
 
-class Ring:
-    """The last items that were added, on a device: item number n is in slot n % size."""
-
-    def __init__(self, size, shape, dtype, device):
-        self.slots = torch.zeros((size, *shape), dtype=dtype, device=device)
-        self.end, self.new = 0, []  # the number of the next item, and the items that are still on the host
-
-    def __getitem__(self, numbers):
-        return self.slots[numbers % len(self.slots)]
-
-    def add(self, items):
-        self.new.append(items.copy())
-        self.end += len(items)
-        return np.arange(self.end - len(items), self.end)
-
-    def flush(self):
-        if self.new:
-            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
-            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
-            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
-                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
-            self.new = []
-
-
-class FrameReplay:
-    """The last transitions, over frames that are stored once, however many observations they are part of.
-
-    A transition is a row of integers: the numbers of the frames of its observation and of the frame that followed, then
-    action, reward and whatever else it has. Additions wait on the host for `flush`: one copy then serves many steps.
-    """
-
-    def __init__(self, size, num_envs, obs_shape, columns, device):
-        self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
-        self.frames = Ring(self.size, obs_shape[1:], torch.uint8, device)
-        self.rows = Ring(self.size, [self.stack_num + 1 + columns], torch.long, device)
-        self.first_frames, self.saved = deque(), (0, 0)  # the oldest frame of each step that can be sampled
-        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count, for a graph to read
-
-    def add(self, rows):
-        self.rows.add(rows)
-        self.first_frames.append(rows[:, 0].min())
-
-    def flush(self):
-        self.frames.flush()
-        self.rows.flush()
-        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:  # a newer one took its slot
-            self.first_frames.popleft()
-        count = len(self.first_frames) * self.num_envs
-        self.window.copy_(torch.tensor([self.rows.end - count, count]))
-
-    def sample(self, batch_size):
-        """Rows, and the frames (batch_size, stack_num + 1, height, width) of their two observations."""
-        first, count = self.window
-        rows = self.rows[first + torch.randint(2**62, (batch_size,), device=self.window.device) % count]
-        return rows, self.frames[rows[:, : self.stack_num + 1]]
-
-    def save(self, folder):
-        """Write what is new since the last call to a file of its own: each frame is written once."""
-        self.flush()
-        ends = self.frames.end, self.rows.end
-        if ends == tuple(self.saved):  # nothing: the file of this name has what came before
-            return ends
-        for path in folder.glob("replay-*.gz"):
-            if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
-                path.unlink()
-        with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
-            np.save(file, ends)
-            for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
-                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
-        self.saved = ends
-        return ends
-
-    def load(self, folder, ends):
-        """Read the files of a checkpoint, and remove any that is newer."""
-        for path in sorted(folder.glob("replay-*.gz")):
-            if int(path.stem[7:]) > ends[0]:
-                path.unlink()
-                continue
-            with gzip.open(path) as file:
-                (self.frames.end, self.rows.end), frames, rows = np.load(file).tolist(), np.load(file), np.load(file)
-            self.frames.new, self.rows.new = [frames], [rows]
-            self.first_frames.extend(rows[:, 0].reshape(-1, self.num_envs).min(1))
-            self.flush()
-        self.saved = ends
-
-
-def td_target(reward, terminated, next_q_values, gamma):
-    """The reward and the discounted value of the best next action; an episode that has terminated has none."""
-    return reward + gamma * (1 - terminated) * torch.amax(next_q_values, dim=1)
-
-
-def distillation_loss(q_values, teacher_q_values, temperature):
-    """KL divergence of the student's softmax policy from the teacher's, mean over the batch."""
-    log_policy = torch.log_softmax(q_values / temperature, dim=1)
-    teacher_log_policy = torch.log_softmax(teacher_q_values / temperature, dim=1)
-    return (teacher_log_policy.exp() * (teacher_log_policy - log_policy)).sum(dim=1).mean()
-
-
-def distillation_weight(returns, teacher_return):
-    """1 until there are ten returns; then how far their mean is below the teacher's, as a share of the latter."""
-    if len(returns) < 10:
-        return 1.0
-    return float(np.clip((teacher_return - np.mean(returns)) / max(abs(teacher_return), 1e-8), 0, 1))
-
-
-def linear_schedule(start, end, duration, step):
-    return start + (end - start) * min(step / max(duration, 1), 1)
-
-
-def flatten(module):
-    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
-    params = list(module.parameters())
-    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
-    vector.grad = torch.zeros_like(vector)
-    sizes = [param.numel() for param in params]
-    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
-        param.data, param.grad = data.view_as(param), grad.view_as(param)
-    return vector
-
-
-def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
-
-    def call():
-        nonlocal calls
-        calls += 1
-        if calls <= warmup:
-            return function()
-        if calls == warmup + 1:
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
-        graph.replay()
-
-    return call
-
-
-def evaluate(policy, envs, seed):
-    """The undiscounted return of one episode in each environment."""
-    obs, _ = envs.reset(seed=seed)
-    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
-    while running.any():
-        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
-        returns += running * reward
-        running &= ~(terminated | truncated)
-    return returns
-
-
 def epsilon_greedy(q_network, num_actions, epsilon, device):
-    """A function from a batch of observations to a batch of actions."""
+    """A function from observations to actions."""
     rng = np.random.default_rng(0)
 
     @torch.no_grad()
     def policy(obs):
         greedy = q_network(torch.tensor(obs, device=device)).argmax(1).cpu().numpy()
-        return np.where(rng.random(len(obs)) < epsilon, rng.integers(num_actions, size=len(obs)), greedy)
+        explore = rng.random(len(obs)) < epsilon
+        return np.where(explore, rng.integers(num_actions, size=len(obs)), greedy)
 
     return policy
 
 
 def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
+    """The saved network of a run, as a function from observations to actions."""
     q_network = QNetwork(envs).to(device)
     q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    epsilon = 0 if deterministic else json.loads(Path(run_dir, "args.json").read_text())["end_e"]
+    flags = json.loads(Path(run_dir, "args.json").read_text())
+    epsilon = 0 if deterministic else flags["end_e"]
     return epsilon_greedy(q_network, envs.single_action_space.n, epsilon, device)
 
 
@@ -442,32 +202,539 @@ def load_teacher(folder, env_id, envs):
     return teacher
 
 
-if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
-    args = parse_args()
-    if min(args.num_envs, args.batch_size, args.train_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
-        fail("--num-envs, --batch-size, --train-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < 10 * max(args.num_envs, args.train_frequency) or args.target_network_frequency < 1:
-        fail("--buffer-size must be at least 10 times --num-envs and --train-frequency, --target-network-frequency 1")
-    if args.buffer_device == "cuda" and not (torch.cuda.is_available() and args.cuda):
-        fail("--buffer-device cuda needs a GPU and --cuda")
-    if min(args.teacher_eval_episodes, args.teacher_steps, args.offline_steps) < 1 or args.temperature <= 0:
-        fail("--teacher-eval-episodes, --teacher-steps, --offline-steps must be at least 1, --temperature above 0")
+class Ring:
+    """The last items that were added, on a device: item number n is in slot n % size."""
+
+    def __init__(self, size, shape, dtype, device):
+        self.slots = torch.zeros((size, *shape), dtype=dtype, device=device)
+        self.end, self.new = 0, []  # the number of the next item, and the items still on the host
+
+    def __getitem__(self, numbers):
+        return self.slots[numbers % len(self.slots)]
+
+    def add(self, items):
+        self.new.append(items.copy())
+        self.end += len(items)
+        return np.arange(self.end - len(items), self.end)
+
+    def flush(self):
+        """Write the items that wait in place of the oldest."""
+        if self.new:
+            items = np.concatenate(self.new) if len(self.new) > 1 else self.new[0]
+            items = torch.from_numpy(items[-len(self.slots) :])
+            slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resume brings many
+                self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
+            self.new = []
+
+
+class FrameReplay:
+    """The last transitions. Frames are stored once, however many observations they are part of.
+
+    A transition is a row of integers: the numbers of the frames of its observation and of the
+    frame that followed, then action, reward, terminated. New ones wait on the host, as in dqn.py.
+    """
+
+    def __init__(self, size, num_envs, obs_shape, device, folder):
+        self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
+        self.frames = Ring(self.size, obs_shape[1:], torch.uint8, device)
+        self.rows = Ring(self.size, [self.stack_num + 1 + 3], torch.long, device)
+        self.first_frames = deque()  # the oldest frame of each step that can be sampled
+        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count: a graph can read it
+        self.folder, self.saved = folder, (0, 0)
+
+    def add(self, *columns):
+        rows = np.column_stack(columns)
+        self.rows.add(rows)
+        self.first_frames.append(rows[:, 0].min())
+
+    def flush(self):
+        self.frames.flush()
+        self.rows.flush()
+        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:
+            self.first_frames.popleft()  # a newer frame took its slot
+        count = len(self.first_frames) * self.num_envs
+        self.window.copy_(torch.tensor([self.rows.end - count, count]))
+
+    def sample(self, batch_size):
+        """Rows, and the frames (batch_size, stack_num + 1, height, width) of both observations."""
+        first, count = self.window
+        # of a range that is known when a graph is captured; 2**62 is large enough for the remainder to be even
+        numbers = first + torch.randint(2**62, (batch_size,), device=self.window.device) % count
+        rows = self.rows[numbers]
+        return rows, self.frames[rows[:, : self.stack_num + 1]]
+
+    def split(self, rows, frames):
+        """A sample as in dqn.py: obs, next_obs, action, reward, terminated."""
+        action, reward, terminated = rows[:, self.stack_num + 1 :].split(1, dim=1)
+        return frames[:, :-1], frames[:, 1:], action, reward.squeeze(1), terminated.squeeze(1)
+
+    def state_dict(self):
+        """Write what is new since the last call to a file of its own: each frame is written once."""
+        self.flush()
+        ends = self.frames.end, self.rows.end
+        if ends == self.saved:  # nothing: the file of this name has what came before
+            return ends
+        for path in self.folder.glob("replay-*.gz"):
+            if int(path.stem[7:]) <= self.saved[0] - self.size:
+                path.unlink()  # of no use to the checkpoint that is there now
+        with gzip.open(self.folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
+            np.save(file, ends)
+            for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
+                numbers = torch.arange(max(start, end - self.size), end)
+                blocks = [ring[block].cpu() for block in numbers.split(10_000)]  # not all at once on the device
+                np.save(file, torch.cat(blocks).numpy())
+        self.saved = ends
+        return ends
+
+    def load_state_dict(self, ends):
+        """Read the files of a checkpoint, and remove any that is newer."""
+        for path in sorted(self.folder.glob("replay-*.gz")):
+            if int(path.stem[7:]) > ends[0]:
+                path.unlink()
+                continue
+            with gzip.open(path) as file:
+                self.frames.end, self.rows.end = np.load(file).tolist()
+                self.frames.new, self.rows.new = [np.load(file)], [np.load(file)]
+            first_frames = self.rows.new[0][:, 0].reshape(-1, self.num_envs).min(1)
+            self.first_frames.extend(first_frames)
+            self.flush()
+        self.saved = ends
+
+
+def begin(envs, replay, seed):
+    """New games, into the replay: observations, the frames of each, lives."""
+    obs, infos = envs.reset(seed=seed)
+    stacks = replay.frames.add(np.concatenate(obs)).reshape(len(obs), -1)
+    return obs, stacks, infos["lives"]
+
+
+def play(envs, replay, actions, stacks, lives):
+    """A step of all games, into the replay: what `begin` returns, reward, and where a game is over."""
+    next_obs, reward, terminated, truncated, infos = envs.step(actions)
+    done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
+    final_obs = next_obs
+    if done.any():
+        final_obs = next_obs.copy()
+        final_obs[done] = np.stack(infos["final_obs"][done])
+    followed = replay.frames.add(final_obs[:, -1])
+    replay.add(stacks, followed, actions, np.sign(reward), terminated)
+    stacks = np.column_stack((stacks[:, 1:], followed))
+    for i in done.nonzero()[0]:
+        stacks[i] = replay.frames.add(next_obs[i])
+    return (next_obs, stacks, infos["lives"]), reward, done
+
+
+def td_target(reward, terminated, next_q_values, gamma):
+    """The reward and the discounted value of the best next action; none after the end of an episode."""
+    return reward + gamma * (1 - terminated) * torch.amax(next_q_values, dim=1)
+
+
+def distillation_loss(q_values, teacher_q_values, temperature):
+    """KL divergence of the student's softmax policy from the teacher's, mean over the batch."""
+    log_policy = torch.log_softmax(q_values / temperature, dim=1)
+    teacher_log_policy = torch.log_softmax(teacher_q_values / temperature, dim=1)
+    return (teacher_log_policy.exp() * (teacher_log_policy - log_policy)).sum(dim=1).mean()
+
+
+def distillation_weight(returns, teacher_return):
+    """1 until there are ten returns; then how far their mean is below the teacher's, as a share of the latter."""
+    if len(returns) < 10:
+        return 1.0
+    return float(np.clip((teacher_return - np.mean(returns)) / max(abs(teacher_return), 1e-8), 0, 1))
+
+
+def linear_schedule(start, end, duration, step):
+    return start + (end - start) * min(step / max(duration, 1), 1)
+
+
+def dqn_loss(q_values, action, target):
+    """The loss of a minibatch, and what is logged of it under losses/."""
+    q_value = q_values.gather(1, action.long()).squeeze(1)
+    td_loss = nn.functional.mse_loss(q_value, target)
+    return td_loss, {"td_loss": td_loss, "q_values": q_value.mean()}
+
+
+def qdagger_loss(q_values, teacher_q_values, action, target, coefficient, temperature):
+    td_loss, logged = dqn_loss(q_values, action, target)
+    distill_loss = distillation_loss(q_values, teacher_q_values, temperature)
+    loss = td_loss + coefficient * distill_loss
+    return loss, logged | {"loss": loss, "distill_loss": distill_loss}
+
+
+def record_video(policy, env_id, seed, path):
+    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
+    from moviepy import ImageSequenceClip
+
+    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
+    frames = [twin.reset(seed=seed)[0][0, 0]]
+
+    def film(obs):
+        action = policy(obs)
+        frames.append(twin.step(action)[0][0, 0])
+        del frames[4500:]  # five minutes are enough
+        return action
+
+    evaluate(film, make_envs(env_id, 1, False), seed)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag in fields(Args):  # counts, sizes and periods
+        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        if counts and getattr(args, flag.name) < 1:
+            fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
     try:
-        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
+        envs = make_envs(*options)
     except (gym.error.Error, ImportError) as error:
         fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
+
+    def call(*args):
+        nonlocal calls, inputs, outputs
+        calls += 1
+        if calls <= warmup:
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for place, arg in zip(inputs, args):
+            place.copy_(arg, non_blocking=True)
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                outputs = function(*inputs)
+        graph.replay()
+        return outputs
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
+class PhasedRun(Run):
+    """A run with phases before the student's first step, each with a counter of its own."""
+
+    def enter(self, step, total):
+        self.step, self.shown, self.start_step, self.total = step, step, step, total
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, step)])
+
+    def checkpoint_phase(self, step, last, **counters):
+        """As `checkpoint`, with the counter of a phase in place of that of the student's steps."""
+        due = step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step = step
+        if due or last or self.signals:
+            self.save(self.state(0, **counters))
+        self.show(step)
+        self.end_if_asked(f"0 of the student, {step} of a phase before it")
+
+    def log_offline(self, step, losses):
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at offline step {step}: {losses}. Last good checkpoint: {self.dir}")
+        for name, tag in {"loss": "loss", "td_loss": "q_loss", "distill_loss": "distill_loss"}.items():
+            self.writer.add_scalar(f"charts/offline/{tag}", losses[f"losses/{name}"], step)
+
+    def score(self, policy, envs, name):
+        """The mean return of a policy; a signal ends the games at once, as there is a fresh checkpoint."""
+        ending = lambda obs: self.end_if_asked(self.step) or policy(obs)  # noqa: E731
+        returns = evaluate(ending, envs, seed=self.args.seed + 2**30)
+        self.say(f"{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
+        return float(returns.mean())
+
+
+if __name__ == "__main__":
+    # Checks
+    args = parse_args()
+    if args.buffer_size < 10 * args.num_envs:
+        fail("--buffer-size must be at least 10 times --num-envs, for the frames of a reset")
+    if args.buffer_device == "cuda" and not (torch.cuda.is_available() and args.cuda):
+        fail("--buffer-device cuda needs a GPU and --cuda")
+    if args.temperature <= 0:
+        fail("--temperature must be above 0")
+    try_envs(args, args.env_id, 1)
     place = args.teacher_policy_hf_repo or f"cleanrl/{args.env_id}-{args.teacher_model_exp_name}-seed1"
     teacher_dir = Path(args.resume, "teacher") if args.resume else find_teacher(place)
-    teacher = load_teacher(teacher_dir, args.env_id, envs)
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    teacher = load_teacher(teacher_dir, args.env_id, make_envs(args.env_id, 1))
+    run = PhasedRun(args)
     if not args.resume:  # which then needs neither that folder nor the hub
-        (run_dir / "teacher").mkdir()
+        (run.dir / "teacher").mkdir()
         for name in ("model.safetensors", "args.json"):
-            shutil.copyfile(teacher_dir / name, run_dir / "teacher" / name)
+            shutil.copyfile(teacher_dir / name, run.dir / "teacher" / name)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -477,283 +744,158 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
-    # Environments
+    # Environments, agent and optimizer
     envs = make_envs(args.env_id, args.num_envs)
-
-    # Agent and optimizer
+    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
     teacher.to(device)
     q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
     weights, target_weights = flatten(q_network), flatten(target_network).requires_grad_(False)
     target_weights.copy_(weights.detach())
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.Adam([weights], lr=lr, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam([weights], lr, fused=True, capturable=device.type == "cuda")
 
-    # Storage: a transition has three columns besides its frames: action, reward, terminated
-    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
+    # Storage
     buffer_bytes, buffer_device = args.buffer_size * int(np.prod(obs_shape[1:])), args.buffer_device
     if buffer_device == "auto":
         fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
         buffer_device = "cuda" if fits else "cpu"
-    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, 3, buffer_device)
-    b_rows = torch.zeros((args.batch_size, obs_shape[0] + 4), dtype=torch.long, device=device)
-    b_frames = torch.zeros((args.batch_size, obs_shape[0] + 1, *obs_shape[1:]), dtype=torch.uint8, device=device)
-    act_obs = torch.zeros((args.num_envs, *obs_shape), dtype=torch.uint8, device=device)
-    act_action = torch.zeros(args.num_envs, dtype=torch.long, device=device)
-    loss_names = ["td_loss", "q_values", "loss", "distill_loss"]
-    distill_coeff = torch.ones((), device=device)
-    losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
-    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
-    recent_returns = deque(maxlen=10)
+    offline_step = run.saved.get("offline_step", 0)
+    folder = run.dir if offline_step == args.offline_steps else run.dir / "teacher"  # with the games of the teacher
+    replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, buffer_device, folder)
+    distill_coeff = torch.ones((), device=device)  # a tensor: a graph can read it
+    losses = Means()
 
     @torch.no_grad()
-    def act():
-        act_action.copy_(q_network(act_obs).argmax(1))
+    def act(obs):
+        return q_network(obs.to(device)).argmax(1)
 
     @torch.no_grad()
-    def teacher_act():
-        act_action.copy_(teacher(act_obs).argmax(1))
+    def teacher_act(obs):
+        return teacher(obs.to(device)).argmax(1)
 
-    def draw():
-        for batch, drawn in zip((b_rows, b_frames), replay.sample(args.batch_size)):
-            batch.copy_(drawn)
+    def draw():  # a graph cannot read the host's memory: what is drawn there is an argument of it
+        return () if buffer_device == device.type else replay.sample(args.batch_size)
 
-    def update():
-        global q_values, td_loss, distill_loss, loss
-        if buffer_device == device.type:  # else the loop draws, as a graph cannot read the host's memory
-            draw()
-        b_obs, b_next_obs = b_frames[:, :-1], b_frames[:, 1:]
-        b_actions, b_rewards, b_terminated = b_rows[:, -3:].unbind(1)
+    def update(*drawn):
+        drawn = [x.to(device) for x in drawn or replay.sample(args.batch_size)]
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = replay.split(*drawn)
         with torch.no_grad():
             target = td_target(b_rewards, b_terminated, target_network(b_next_obs), args.gamma)
             teacher_q_values = teacher(b_obs)
-        all_q_values = q_network(b_obs)
-        q_values = all_q_values.gather(1, b_actions.unsqueeze(1)).squeeze(1)
-        td_loss = nn.functional.mse_loss(q_values, target)
-        distill_loss = distillation_loss(all_q_values, teacher_q_values, args.temperature)
-        loss = td_loss + distill_coeff * distill_loss
-
+        values = q_network(b_obs), teacher_q_values, b_actions, target
+        loss, logged = qdagger_loss(*values, distill_coeff, args.temperature)
         weights.grad.zero_()
         loss.backward()
         optimizer.step()
-        with torch.no_grad():
-            losses.add_(torch.stack([td_loss, q_values.mean(), loss, distill_loss]))
+        losses.add(logged)
+        return logged
 
     if device.type == "cuda" and args.cuda_graphs:
         act, teacher_act, update = cuda_graph(act), cuda_graph(teacher_act), cuda_graph(update)
 
-    def mean_losses():
-        """Means over the gradient steps since they were last logged; if they make no sense, the run ends here."""
-        means = (losses / num_updates).tolist()
-        if not np.isfinite([*means, weights.sum().item()]).all():
-            at = f"step {global_step}" if global_step else f"offline step {offline_step}"
-            sys.exit(f"\nLosses are not finite at {at}: {means}. Last good checkpoint: {run_dir}")
-        return dict(zip(loss_names, means))
-
-    def begin(seed):
-        """New games, into the replay."""
-        global obs, infos, stacks
-        obs, infos = envs.reset(seed=seed)
-        stacks = replay.frames.add(obs.reshape(-1, *obs_shape[1:])).reshape(args.num_envs, -1)  # of each observation
-        episode_returns[:] = episode_lengths[:] = 0
-
-    def play(act, epsilon):
-        """A step in every environment, into the replay; returns index, return and length of each game that it ended."""
-        global obs, infos, stacks, actions
-        explore, actions = rng.random(args.num_envs) < epsilon, rng.integers(num_actions, size=args.num_envs)
-        if not explore.all():
-            act_obs.copy_(torch.from_numpy(obs))
-            act()
-            actions = np.where(explore, actions, act_action.cpu().numpy())
-        lives = infos["lives"]
-        next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        episode_returns[:] += reward
-        episode_lengths[:] += 1
-        game_over, final_obs = truncated | terminated & (infos["lives"] >= lives), next_obs  # not where a life was lost
-        ended = [(i, episode_returns[i], episode_lengths[i]) for i in np.flatnonzero(game_over)]
-        if game_over.any():
-            final_obs = next_obs.copy()
-            final_obs[game_over] = np.stack(infos["final_obs"][game_over])
-            episode_returns[game_over] = episode_lengths[game_over] = 0
-        followed = replay.frames.add(final_obs[:, -1])
-        replay.add(np.column_stack((stacks, followed, actions, np.sign(reward), terminated)))
-        stacks = np.column_stack((stacks[:, 1:], followed))
-        for i in np.flatnonzero(game_over):
-            stacks[i] = replay.frames.add(next_obs[i])
-        obs = next_obs
-        return ended
-
-    def stop_if_told():
-        if stop_signals:
-            at = f"step {global_step}, offline step {offline_step}, step {teacher_step} of the teacher"
-            print(f"\nStopped at {at}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+    def explore(act, epsilon, obs):
+        random, actions = rng.random(args.num_envs) < epsilon, rng.integers(num_actions, size=args.num_envs)
+        return actions if random.all() else np.where(random, actions, act(torch.from_numpy(obs)).cpu().numpy())
 
     def score(network, name):
-        """The mean return of a network over some games, which a signal ends at once: there is a fresh checkpoint."""
         policy = epsilon_greedy(network, num_actions, args.end_e, device)
-        games = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
-        returns = evaluate(lambda obs: stop_if_told() or policy(obs), games, seed=args.seed + 2**30)
-        print(f"\n{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
-        return float(returns.mean())
-
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
-        state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
-        state |= {"teacher_step": teacher_step, "teacher_return": teacher_return, "offline_step": offline_step}
-        state |= {"recent_returns": [*recent_returns], "losses": losses, "num_updates": num_updates}
-        state["replay"] = replay.save(replay_dir)
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["numpy_rng"] = rng.bit_generator.state
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-        for path in (run_dir / "teacher").glob("replay-*.gz") if replay_dir == run_dir else ():
-            path.unlink()
-
-    teacher_step = offline_step = global_step = 0
-    teacher_return, replay_dir = 0.0, run_dir / "teacher"
-    if args.resume:
-        global_step, num_updates = checkpoint["global_step"], checkpoint["num_updates"]
-        teacher_step, teacher_return = checkpoint["teacher_step"], checkpoint["teacher_return"]
-        offline_step = checkpoint["offline_step"]
-        replay_dir = run_dir if offline_step == args.offline_steps else replay_dir
-        recent_returns.extend(checkpoint["recent_returns"])
-        losses.copy_(checkpoint["losses"])
-        q_network.load_state_dict(checkpoint["q_network"])
-        target_network.load_state_dict(checkpoint["target_network"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        replay.load(replay_dir, checkpoint["replay"])
-        rng.bit_generator.state = checkpoint["numpy_rng"]
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
+        return run.score(policy, make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False), name)
 
     # Teacher phase
-    log_period = max(100, args.num_envs)  # environment steps
+    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
+    global_step = run.restore(parts | {"replay": replay, "rng": rng})
+    teacher_step, teacher_return = run.saved.get("teacher_step", 0), run.saved.get("teacher_return", 0.0)
     if teacher_step == 0:
         teacher_return = score(teacher, "Teacher")
-        writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
+        run.writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
+    counters = {"teacher_return": teacher_return}
     if teacher_step < args.teacher_steps:
-        begin(args.seed + teacher_step)
-    start_time, start_step = time.perf_counter(), teacher_step
+        obs, *games = begin(envs, replay, args.seed + teacher_step)
+    run.enter(teacher_step, args.teacher_steps)
     while teacher_step < args.teacher_steps:
-        play(teacher_act, linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step))
+        epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step)
+        actions = explore(teacher_act, epsilon, obs)
+        (obs, *games), reward, done = play(envs, replay, actions, *games)
         teacher_step += args.num_envs
         if teacher_step % args.train_frequency < args.num_envs:
             replay.flush()
-        if teacher_step % 100 >= args.num_envs and teacher_step < args.teacher_steps:
-            continue
-        if sys.stdout.isatty() or teacher_step % (args.teacher_steps // 10 + 1) < log_period:
-            sps = (teacher_step - start_step) / (time.perf_counter() - start_time)
-            report(min(teacher_step, args.teacher_steps), args.teacher_steps, sps, [])
-        if stop_signals or teacher_step % args.checkpoint_freq < log_period or teacher_step >= args.teacher_steps:
-            save_checkpoint()
-        stop_if_told()
+        if teacher_step % 100 < args.num_envs or teacher_step >= args.teacher_steps:
+            last = teacher_step >= args.teacher_steps
+            run.checkpoint_phase(teacher_step, last, teacher_step=teacher_step, **counters)
+    counters["teacher_step"] = teacher_step
 
     # Offline phase
-    start_time, start_step = time.perf_counter(), offline_step
+    run.enter(offline_step, args.offline_steps)
     while offline_step < args.offline_steps:
         if offline_step % 100_000 == 0 and offline_step > 0:
-            writer.add_scalar("charts/offline/avg_episodic_return", score(q_network, "Student"), offline_step)
-        if buffer_device != device.type:
-            draw()
-        update()
-        offline_step, num_updates = offline_step + 1, num_updates + 1
+            offline_return = score(q_network, "Student")
+            run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
+        td_loss, q_values, loss, distill_loss = update(*draw()).values()
+        offline_step += 1
         if offline_step % args.target_network_frequency == 0:
             target_weights.lerp_(weights.detach(), args.tau)
-        due = offline_step % 100 == 0 or offline_step == args.offline_steps
-        if not due and not stop_signals:
-            continue
-        means = mean_losses()
-        if due:
-            for name, tag in {"loss": "loss", "td_loss": "q_loss", "distill_loss": "distill_loss"}.items():
-                writer.add_scalar(f"charts/offline/{tag}", means[name], offline_step)
-            losses.zero_()
-            num_updates = 0
-        if sys.stdout.isatty() or offline_step % (args.offline_steps // 10 + 1) < 100:
-            sps = (offline_step - start_step) / (time.perf_counter() - start_time)
-            report(offline_step, args.offline_steps, sps, [])
-        if offline_step < args.offline_steps:
-            if stop_signals or offline_step % args.checkpoint_freq < 100 or offline_step % 100_000 == 0:
-                save_checkpoint()
-            stop_if_told()
-
+        if offline_step % 100 == 0 or offline_step == args.offline_steps:
+            run.log_offline(offline_step, losses.take())
+            if offline_step < args.offline_steps:  # else the replay is emptied first
+                last = offline_step % 100_000 == 0
+                run.checkpoint_phase(offline_step, last, offline_step=offline_step, **counters)
+    counters["offline_step"] = offline_step
     if global_step == 0:
         for ring in (replay.frames, replay.rows):  # emptied in place, as a captured graph reads it
             ring.end = 0
         replay.first_frames.clear()
-        replay.saved, replay_dir = (0, 0), run_dir
+        replay.saved, replay.folder = (0, 0), run.dir
         target_weights.copy_(weights.detach())
-        save_checkpoint()
-        writer.add_scalar("charts/offline/avg_episodic_return", score(q_network, "Student"), offline_step)
+        run.save(run.state(0, **counters))
+        offline_return = score(q_network, "Student")
+        run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
+    for path in (run.dir / "teacher").glob("replay-*.gz"):
+        path.unlink()
 
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
-    begin(args.seed + global_step)
+    run.enter(global_step, args.total_timesteps)
+    obs, *games = begin(envs, replay, args.seed + global_step)
+    exploration_steps = args.exploration_fraction * args.total_timesteps
     while global_step < args.total_timesteps:
         # Act
-        exploration_steps = args.exploration_fraction * args.total_timesteps
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        for i, episodic_return, length in play(act, epsilon):  # environment i has made step number global_step + i + 1
-            writer.add_scalar("charts/episodic_return", episodic_return, global_step + i + 1)
-            writer.add_scalar("charts/episodic_length", length, global_step + i + 1)
-            recent_returns.append(float(episodic_return))
+        actions = explore(act, epsilon, obs)
+        (obs, *games), reward, done = play(envs, replay, actions, *games)
+        run.log_episodes(global_step, reward, done)
         last_step, global_step = global_step, global_step + args.num_envs
 
         # Learn
-        updates = global_step // args.train_frequency - last_step // args.train_frequency
-        if updates:
+        due = global_step // args.train_frequency - last_step // args.train_frequency
+        if due:
             replay.flush()
-            distill_coeff.fill_(distillation_weight(recent_returns, teacher_return))
-        for _ in range(updates if global_step > args.learning_starts else 0):
-            if buffer_device != device.type:
-                draw()
-            update()
-            num_updates += 1
-        target_updates = global_step // args.target_network_frequency - last_step // args.target_network_frequency
-        for _ in range(target_updates if global_step > args.learning_starts else 0):
+            distill_coeff.fill_(distillation_weight(run.recent_returns, teacher_return))
+        for _ in range(due if global_step > args.learning_starts else 0):
+            td_loss, q_values, loss, distill_loss = update(*draw()).values()
+        due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(due if global_step > args.learning_starts else 0):
             target_weights.lerp_(weights.detach(), args.tau)
 
         # Log
-        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
-            continue
-        if num_updates:
-            for name, mean in mean_losses().items():
-                writer.add_scalar(f"losses/{name}", mean, global_step)
-            losses.zero_()
-            num_updates = 0
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        writer.add_scalar("charts/epsilon", epsilon, global_step)
-        writer.add_scalar("charts/distill_coeff", distill_coeff.item(), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
-            report(global_step, args.total_timesteps, sps, recent_returns)
-
-        # Checkpoint
-        if args.capture_video and global_step % (args.total_timesteps // 10 + 1) < log_period:
+        log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps
+        if log_due:
+            others = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff.item()}
+            run.log(global_step, losses.take(), others)
+        film_due = global_step % (args.total_timesteps // 10 + 1) < max(100, args.num_envs)
+        if log_due and film_due and args.capture_video:
             policy = epsilon_greedy(q_network, num_actions, args.end_e, device)
-            record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
-            save_checkpoint()
-        stop_if_told()
+            path = run.dir / f"videos/step-{global_step}.mp4"
+            record_video(policy, args.env_id, args.seed, path)
+
+        # Checkpoint: when the means have just been taken
+        if log_due:
+            run.checkpoint(global_step, last=global_step >= args.total_timesteps, **counters)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(q_network.state_dict(), run_dir / "model.safetensors")
+        save_file(q_network.state_dict(), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)
