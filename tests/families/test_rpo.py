@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.files import continuous_envs, load, require_for, script, smoke
-from helpers.processes import environment, inspect_run, run, run_dir
+from helpers.processes import RUN, environment, inspect_run, run, run_dir
 from helpers.scalars import raw_scalars, untimed
 
 torch = pytest.importorskip("torch")
@@ -107,3 +107,34 @@ def test_without_noise_it_is_ppo(tmp_path):
     ppo, silent, noisy = runs
     assert ppo == silent
     assert ppo[0] != noisy[0]
+
+
+OVERFLOW = """
+import gymnasium as gym
+import numpy as np
+
+step, calls = gym.vector.SyncVectorEnv.step, 0
+
+
+def overflow(self, actions):
+    global calls
+    calls += 1
+    obs, *rest = step(self, actions)
+    obs[0, 0] = np.inf if calls == 150 else obs[0, 0]
+    return obs, *rest
+
+
+gym.vector.SyncVectorEnv.step = overflow
+"""
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous_action", NAME, "ppo_continuous_action_lstm"])
+def test_an_infinite_observation_leaves_a_good_checkpoint(name, tmp_path):
+    """It is clipped for the networks, but not for the statistics, which are saved with them."""
+    require_for(name)
+    argv = smoke(name, checkpoint_freq=1, env_id="probe_envs:OwnBounds-v0")
+    done = run(script(name), *argv, cwd=tmp_path, code=1, driver=OVERFLOW + RUN)
+    assert "Last good checkpoint" in done.stderr
+    checkpoint = torch.load(run_dir(tmp_path) / "checkpoint.pt")
+    assert checkpoint["global_step"] == 256
+    assert all(x.isfinite().all() for x in checkpoint["agent"].values())
