@@ -36,18 +36,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -64,22 +65,6 @@ import ray  # noqa: E402
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints
-    ray_address: str = ""  # Ray cluster to run the actors on; none starts a Ray of its own on this machine
-
     env_id: str = "BreakoutNoFrameskip-v4"  # environment
     total_timesteps: int = 10_000_000  # environment steps in total
     learning_rate: float = 6.25e-5  # step size of the optimizer
@@ -104,120 +89,45 @@ class Args:
     train_frequency: int = 64  # environment steps between gradient steps
     free_running: bool = False  # neither the learner nor the actors wait for each other
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints
+    ray_address: str = ""  # Ray cluster to run the actors on; none starts a Ray of its own on this machine
 
 
 def make_envs(env_id, num_envs, life_loss=True, **options):
-    game, sticky = (gym.spec(env_id).kwargs.get(key) for key in ("game", "repeat_action_probability"))
-    if game is None:
-        raise gym.error.Error(f"{env_id} is not an Atari game; dqn.py handles vector observations")
-    options = {"reward_clipping": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP} | options
-    return AtariVectorEnv(game, num_envs, repeat_action_probability=sticky, life_loss_info=life_loss, **options)
-
-
-def record_video(policy, env_id, seed, path):
-    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
-    from moviepy import ImageSequenceClip
-
-    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
-    frames = [twin.reset(seed=seed)[0][0, 0]]
-
-    def film(obs):
-        action = policy(obs)
-        frames.append(twin.step(action)[0][0, 0])
-        del frames[4500:]  # five minutes are enough
-        return action
-
-    evaluate(film, make_envs(env_id, 1, False), seed)
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+    flags = gym.spec(env_id).kwargs
+    if "game" not in flags:
+        raise gym.error.Error(f"{env_id} is not an Atari game: dqn.py for vectors as observations")
+    options = {"reward_clipping": False, "autoreset_mode": "SameStep"} | options
+    options |= {"repeat_action_probability": flags["repeat_action_probability"]}
+    envs = AtariVectorEnv(flags["game"], num_envs, life_loss_info=life_loss, **options)
+    envs.metadata = {"render_modes": ["rgb_array"]}  # by record_video
+    return envs
 
 
 class QNetwork(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        self.network = nn.Sequential(
-            nn.Conv2d(4, 32, 8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, stride=1),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        self.value = nn.Sequential(nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 1))
-        self.advantage = nn.Sequential(
-            nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, envs.single_action_space.n)
-        )
+        convs = (4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)  # channels in and out, size, stride
+        layers = [layer for conv in convs for layer in (nn.Conv2d(*conv), nn.ReLU())]
+        self.network = nn.Sequential(*layers, nn.Flatten())
+
+        def stream(outputs):
+            return nn.Sequential(nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, outputs))
+
+        self.value, self.advantage = stream(1), stream(envs.single_action_space.n)
 
     def forward(self, obs):
         hidden = self.network(obs / 255)
@@ -225,12 +135,34 @@ class QNetwork(nn.Module):
         return self.value(hidden) + advantage - advantage.mean(1, keepdim=True)
 
 
+def epsilon_greedy(q_network, num_actions, epsilon, device):
+    """A function from observations to actions."""
+    rng = np.random.default_rng(0)
+
+    @torch.no_grad()
+    def policy(obs):
+        greedy = q_network(torch.tensor(obs, device=device)).argmax(1).cpu().numpy()
+        explore = rng.random(len(obs)) < epsilon
+        return np.where(explore, rng.integers(num_actions, size=len(obs)), greedy)
+
+    return policy
+
+
+def load_policy(run_dir, envs, device, deterministic=False):
+    """The saved network of a run, as a function from observations to actions."""
+    q_network = QNetwork(envs).to(device)
+    q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
+    flags = json.loads(Path(run_dir, "args.json").read_text())
+    epsilon = 0 if deterministic else flags["eval_epsilon"]
+    return epsilon_greedy(q_network, envs.single_action_space.n, epsilon, device)
+
+
 class Ring:
     """The last items that were added, on a device: item number n is in slot n % size."""
 
     def __init__(self, size, shape, dtype, device):
         self.slots = torch.zeros((size, *shape), dtype=dtype, device=device)
-        self.end, self.new = 0, []  # the number of the next item, and the items that are still on the host
+        self.end, self.new = 0, []  # the number of the next item, and the items still on the host
 
     def __getitem__(self, numbers):
         return self.slots[numbers % len(self.slots)]
@@ -241,73 +173,86 @@ class Ring:
         return np.arange(self.end - len(items), self.end)
 
     def flush(self):
+        """Write the items that wait in place of the oldest."""
         if self.new:
-            items = torch.from_numpy(np.concatenate(self.new) if len(self.new) > 1 else self.new[0])
+            items = np.concatenate(self.new) if len(self.new) > 1 else self.new[0]
+            items = torch.from_numpy(items[-len(self.slots) :])
             slots = torch.arange(self.end - len(items), self.end) % len(self.slots)
-            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resumed run brings many
+            for block, places in zip(items.split(10_000), slots.split(10_000)):  # a resume brings many
                 self.slots[places.to(self.slots.device)] = block.to(self.slots.device)
             self.new = []
 
 
 class FrameReplay:
-    """The last transitions, over frames that are stored once, however many observations they are part of.
+    """The last transitions. Frames are stored once, however many observations they are part of.
 
-    A transition is a row of integers: the numbers of the frames of its observation and of the frame that followed, then
-    action, reward and whatever else it has. Additions wait on the host for `flush`: one copy then serves many steps.
+    A transition is a row of integers: the numbers of the frames of its observation and of the
+    frame that followed, then action, reward, terminated. New ones wait on the host, as in dqn.py.
     """
 
-    def __init__(self, size, num_envs, obs_shape, columns, device):
+    def __init__(self, size, num_envs, obs_shape, device, folder):
         self.size, self.num_envs, self.stack_num = size // num_envs * num_envs, num_envs, obs_shape[0]
         self.frames = Ring(self.size, obs_shape[1:], torch.uint8, device)
-        self.rows = Ring(self.size, [self.stack_num + 1 + columns], torch.long, device)
-        self.first_frames, self.saved = deque(), (0, 0)  # the oldest frame of each step that can be sampled
-        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count, for a graph to read
+        self.rows = Ring(self.size, [self.stack_num + 1 + 3], torch.long, device)
+        self.first_frames = deque()  # the oldest frame of each step that can be sampled
+        self.window = torch.zeros(2, dtype=torch.long, device=device)  # first row and count: a graph can read it
+        self.folder, self.saved = folder, (0, 0)
 
-    def add(self, rows):
+    def add(self, *columns):
+        rows = np.column_stack(columns)
         self.rows.add(rows)
         self.first_frames.append(rows[:, 0].min())
 
     def flush(self):
         self.frames.flush()
         self.rows.flush()
-        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:  # a newer one took its slot
-            self.first_frames.popleft()
+        while self.first_frames and self.first_frames[0] < self.frames.end - self.size:
+            self.first_frames.popleft()  # a newer frame took its slot
         count = len(self.first_frames) * self.num_envs
         self.window.copy_(torch.tensor([self.rows.end - count, count]))
 
     def sample(self, batch_size):
-        """Rows, and the frames (batch_size, stack_num + 1, height, width) of their two observations."""
+        """Rows, and the frames (batch_size, stack_num + 1, height, width) of both observations."""
         first, count = self.window
-        rows = self.rows[first + torch.randint(2**62, (batch_size,), device=self.window.device) % count]
+        # of a range that is known when a graph is captured; 2**62 is large enough for the remainder to be even
+        numbers = first + torch.randint(2**62, (batch_size,), device=self.window.device) % count
+        rows = self.rows[numbers]
         return rows, self.frames[rows[:, : self.stack_num + 1]]
 
-    def save(self, folder):
+    def split(self, rows, frames):
+        """A sample as in dqn.py: obs, next_obs, action, reward, terminated."""
+        action, reward, terminated = rows[:, self.stack_num + 1 :].split(1, dim=1)
+        return frames[:, :-1], frames[:, 1:], action, reward.squeeze(1), terminated.squeeze(1)
+
+    def state_dict(self):
         """Write what is new since the last call to a file of its own: each frame is written once."""
         self.flush()
         ends = self.frames.end, self.rows.end
-        if ends == tuple(self.saved):  # nothing: the file of this name has what came before
+        if ends == self.saved:  # nothing: the file of this name has what came before
             return ends
-        for path in folder.glob("replay-*.gz"):
-            if int(path.stem[7:]) <= self.saved[0] - self.size:  # of no use to the checkpoint that is there now
-                path.unlink()
-        with gzip.open(folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
+        for path in self.folder.glob("replay-*.gz"):
+            if int(path.stem[7:]) <= self.saved[0] - self.size:
+                path.unlink()  # of no use to the checkpoint that is there now
+        with gzip.open(self.folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
-                blocks = torch.arange(max(start, end - self.size), end).split(10_000)  # not all at once on the device
-                np.save(file, torch.cat([ring[block].cpu() for block in blocks]).numpy())
+                numbers = torch.arange(max(start, end - self.size), end)
+                blocks = [ring[block].cpu() for block in numbers.split(10_000)]  # not all at once on the device
+                np.save(file, torch.cat(blocks).numpy())
         self.saved = ends
         return ends
 
-    def load(self, folder, ends):
+    def load_state_dict(self, ends):
         """Read the files of a checkpoint, and remove any that is newer."""
-        for path in sorted(folder.glob("replay-*.gz")):
+        for path in sorted(self.folder.glob("replay-*.gz")):
             if int(path.stem[7:]) > ends[0]:
                 path.unlink()
                 continue
             with gzip.open(path) as file:
-                (self.frames.end, self.rows.end), frames, rows = np.load(file).tolist(), np.load(file), np.load(file)
-            self.frames.new, self.rows.new = [frames], [rows]
-            self.first_frames.extend(rows[:, 0].reshape(-1, self.num_envs).min(1))
+                self.frames.end, self.rows.end = np.load(file).tolist()
+                self.frames.new, self.rows.new = [np.load(file)], [np.load(file)]
+            first_frames = self.rows.new[0][:, 0].reshape(-1, self.num_envs).min(1)
+            self.first_frames.extend(first_frames)
             self.flush()
         self.saved = ends
 
@@ -352,20 +297,20 @@ class SumTree:
 
 
 class BatchReplay(FrameReplay):
-    """Replay of batches of rows that come with their frames, and with priorities in proportion to which they are drawn.
+    """Replay of batches of rows that come with their frames and their priorities, by which they are drawn.
 
-    A row has the numbers of the frames of two observations, then action, return and discount, the last two as the bits
-    of a double. The priority of a row is the leaf of its slot; it is zero unless all its frames are there.
+    A row has the numbers of the frames of two observations, then action, return and discount, the last
+    two as the bits of a double. The priority of a row is the leaf of its slot, or zero without its frames.
     """
 
-    def __init__(self, size, batch_rows, obs_shape, device):
+    def __init__(self, size, batch_rows, obs_shape, device, folder):
         stack_num, *frame_shape = obs_shape
-        super().__init__(size, batch_rows, (2 * stack_num - 1, *frame_shape), 3, device)
+        super().__init__(size, batch_rows, (2 * stack_num - 1, *frame_shape), device, folder)
         self.tree, self.oldest, self.new_priorities = SumTree(self.size, device), 0, []
 
     def add(self, frames, rows, priorities):
         first = self.frames.add(frames)[0]
-        super().add(np.column_stack((rows[:, :-3] + first, rows[:, -3:])))
+        super().add(rows[:, :-3] + first, rows[:, -3:])
         self.new_priorities.append(priorities)
 
     def flush(self):
@@ -386,12 +331,17 @@ class BatchReplay(FrameReplay):
         columns = torch.column_stack((weights, rows[:, -3], rows[:, -2:].view(torch.float64)))
         return slots, columns, self.frames[rows[:, :-3]]
 
-    def save(self, folder):
-        return *super().save(folder), self.tree.leaves.cpu()
+    def split(self, columns, frames):
+        """obs, next_obs, action, return, discount, weight"""
+        weight, action, returns, discount = columns.float().unbind(1)
+        return *frames.chunk(2, 1), action.unsqueeze(1), returns, discount, weight
 
-    def load(self, folder, saved):
-        *ends, leaves = saved
-        super().load(folder, tuple(ends))
+    def state_dict(self):
+        return *super().state_dict(), self.tree.leaves.cpu()
+
+    def load_state_dict(self, state):
+        *ends, leaves = state
+        super().load_state_dict(tuple(ends))
         leaves = leaves.view(-1).to(self.window.device)
         self.tree.set(torch.arange(len(leaves), device=leaves.device), leaves)
 
@@ -417,6 +367,14 @@ def double_q_target(returns, discounts, next_q_values, target_next_q_values):
     """The return and the discounted value, in the target network's eyes, of the action that the online one prefers."""
     best = next_q_values.argmax(1, keepdim=True)
     return returns + discounts * target_next_q_values.gather(1, best).squeeze(1)
+
+
+def apex_loss(q_values, action, target, weight):
+    """The loss of a minibatch, what is logged of it under losses/, and the errors of its transitions."""
+    q_value = q_values.gather(1, action.long()).squeeze(1)
+    td_errors = target - q_value
+    td_loss = (weight * td_errors.square()).mean() / 2
+    return td_loss, {"td_loss": td_loss, "q_values": q_value.mean()}, td_errors.detach()
 
 
 def priority(td_errors, alpha):
@@ -445,65 +403,6 @@ class RMSProp(torch.optim.Optimizer):
             square.mul_(group["decay"]).addcmul_(param.grad, param.grad, value=1 - group["decay"])
             variance = square.addcmul(mean, mean, value=-1).clamp_(min=0)
             param.addcdiv_(param.grad, variance.add_(group["eps"]).sqrt_(), value=-group["lr"])
-
-
-def flatten(module):
-    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
-    params = list(module.parameters())
-    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
-    vector.grad = torch.zeros_like(vector)
-    sizes = [param.numel() for param in params]
-    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
-        param.data, param.grad = data.view_as(param), grad.view_as(param)
-    return vector
-
-
-def cuda_graph(function, warmup=3):
-    """Replay `function` as a CUDA graph; its first calls run eagerly, so that the warm-up does real work too."""
-    graph, calls = torch.cuda.CUDAGraph(), 0
-
-    def call():
-        nonlocal calls
-        calls += 1
-        if calls <= warmup:
-            return function()
-        if calls == warmup + 1:
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                function()
-        graph.replay()
-
-    return call
-
-
-def evaluate(policy, envs, seed):
-    """The undiscounted return of one episode in each environment."""
-    obs, _ = envs.reset(seed=seed)
-    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
-    while running.any():
-        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
-        returns += running * reward
-        running &= ~(terminated | truncated)
-    return returns
-
-
-def epsilon_greedy(q_network, num_actions, epsilon, device):
-    """A function from a batch of observations to a batch of actions."""
-    rng = np.random.default_rng(0)
-
-    @torch.no_grad()
-    def policy(obs):
-        greedy = q_network(torch.tensor(obs, device=device)).argmax(1).cpu().numpy()
-        return np.where(rng.random(len(obs)) < epsilon, rng.integers(num_actions, size=len(obs)), greedy)
-
-    return policy
-
-
-def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
-    q_network = QNetwork(envs).to(device)
-    q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
-    epsilon = 0 if deterministic else json.loads(Path(run_dir, "args.json").read_text())["eval_epsilon"]
-    return epsilon_greedy(q_network, envs.single_action_space.n, epsilon, device)
 
 
 class Actor:
@@ -578,36 +477,353 @@ class Actor:
         return frames, rows, priority(td_errors, self.alpha).ravel(), ended
 
 
+def start_ray(address, num_actors):
+    """Join the cluster at an address, or start a Ray on this machine."""
+    local = {"_node_ip_address": "127.0.0.1", "num_cpus": num_actors, "include_dashboard": False}
+    try:
+        if ":" in address:  # a look first, as Ray tries for minutes
+            socket.create_connection(address.split("/")[-1].rsplit(":", 1), timeout=10).close()
+        ray.init(address or "local", **({} if address else local), logging_level="error")
+    except SystemExit:  # Ray's own answer to SIGTERM
+        sys.exit(75)
+    except (OSError, RuntimeError, ValueError) as error:
+        fail(f"--ray-address {address}: {error}")
+
+
+def record_video(policy, env_id, seed, path):
+    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
+    from moviepy import ImageSequenceClip
+
+    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
+    frames = [twin.reset(seed=seed)[0][0, 0]]
+
+    def film(obs):
+        action = policy(obs)
+        frames.append(twin.step(action)[0][0, 0])
+        del frames[4500:]  # five minutes are enough
+        return action
+
+    evaluate(film, make_envs(env_id, 1, False), seed)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag in fields(Args):  # counts, sizes and periods
+        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        if counts and getattr(args, flag.name) < 1:
+            fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = torch.load(self.dir / "checkpoint.pt", map_location="cpu")
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def restore(self, parts):
+        """Bring the parts to the state of the checkpoint to resume, or write the first one; returns the global step."""
+        self.parts, modules = parts, [part for part in parts.values() if isinstance(part, nn.Module)]
+        self.tensors = [x for module in modules for x in module.state_dict().values() if x.is_floating_point()]
+        self.step = self.start_step = self.saved.get("global_step", 0)
+        self.start_time = time.perf_counter()
+        self.marks = deque([(self.start_time, self.step)])
+        if not self.saved:
+            self.save(self.state(0))
+            return 0
+        for name, part in parts.items():
+            if isinstance(part, np.random.Generator):
+                part.bit_generator.state = self.saved[name]
+            elif isinstance(part, torch.optim.Optimizer):  # its groups, with the step size, stay as the flags say
+                groups = [dict(group) for group in part.param_groups]
+                part.load_state_dict(part.state_dict() | {"state": self.saved[name]})
+                part.param_groups[:] = groups
+            else:
+                part.load_state_dict(self.saved[name])
+        self.recent_returns.extend(self.saved["recent_returns"])
+        torch.set_rng_state(self.saved["torch_rng"][0])
+        if torch.cuda.is_initialized() and len(self.saved["torch_rng"]) == 2:
+            torch.cuda.set_rng_state(self.saved["torch_rng"][1])
+        return self.step
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": [float(x) for x in self.recent_returns]} | counters
+        for name, part in self.parts.items():
+            if isinstance(part, np.random.Generator):
+                state[name] = part.bit_generator.state
+            else:
+                state[name] = part.state_dict()
+                state[name] = state[name]["state"] if isinstance(part, torch.optim.Optimizer) else state[name]
+        cuda_rng = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+        state["torch_rng"] = [torch.get_rng_state(), *cuda_rng]
+        return state | {"events": {file.name: file.stat().st_size for file in self.dir.glob("events*")}}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        torch.save(state, self.dir / "unfinished.tmp")
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=()):
+        """Log the losses, which have to be finite as the parts have, and other metrics; show progress."""
+        finite = torch.stack([x.sum() for x in self.tensors]).isfinite().all().item()
+        if not finite or not np.isfinite([*losses.values()]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+class Means:
+    """The means of what is logged of each update, kept on the device until they are asked for: nothing has to wait."""
+
+    def __init__(self):
+        self.names, self.sums = [], None
+
+    @torch.no_grad()
+    def add(self, logged):
+        values = torch.stack([*logged.values(), torch.ones_like(next(iter(logged.values())))])
+        if self.sums is None:
+            self.names, self.sums = [*logged], torch.zeros_like(values)
+        self.sums += values
+
+    def take(self):
+        """The means since the last call."""
+        *sums, count = [0.0] if self.sums is None else self.sums.tolist()
+        if count:
+            self.sums.zero_()
+        return {f"losses/{name}": total / count for name, total in zip(self.names, sums) if count}
+
+
+def flatten(module):
+    """Make all parameters and gradients views of one vector: clipping and Adam then take one call, not one a layer."""
+    params = list(module.parameters())
+    vector = nn.Parameter(nn.utils.parameters_to_vector(params).detach())
+    vector.grad = torch.zeros_like(vector)
+    sizes = [param.numel() for param in params]
+    for param, data, grad in zip(params, vector.detach().split(sizes), vector.grad.split(sizes)):
+        param.data, param.grad = data.view_as(param), grad.view_as(param)
+    return vector
+
+
+def cuda_graph(function, warmup=3):
+    """Replay `function` as a CUDA graph over copies of its arguments; its first calls run eagerly, as real work too."""
+    graph, calls, inputs, outputs = torch.cuda.CUDAGraph(), 0, [], None
+
+    def call(*args):
+        nonlocal calls, inputs, outputs
+        calls += 1
+        if calls <= warmup:
+            return function(*args)
+        if calls == warmup + 1:
+            inputs = [torch.empty_like(arg, device="cuda") for arg in args]
+        for place, arg in zip(inputs, args):
+            place.copy_(arg, non_blocking=True)
+        if calls == warmup + 1:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                outputs = function(*inputs)
+        graph.replay()
+        return outputs
+
+    return call
+
+
+def evaluate(policy, envs, seed):
+    """The undiscounted return of one episode in each environment."""
+    obs, _ = envs.reset(seed=seed)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
+    while running.any():
+        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+        returns += running * reward
+        running &= ~(terminated | truncated)
+    return returns
+
+
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
     rows_per_batch = args.steps_per_batch * args.envs_per_actor
-    if min(rows_per_batch, args.num_actors, args.batch_size, args.train_frequency, args.n_step) < 1:
-        fail("--num-actors, --envs-per-actor, --steps-per-batch, --batch-size, --train-frequency, --n-step: at least 1")
-    if min(args.checkpoint_freq, args.publish_frequency, args.target_network_frequency, args.total_timesteps) < 1:
-        fail("--checkpoint-freq, --publish-frequency, --target-network-frequency, --total-timesteps: at least 1")
     if args.buffer_size < 20 * rows_per_batch:
         fail("--buffer-size must be at least 20 times --envs-per-actor times --steps-per-batch")
     if args.buffer_device == "cuda" and not (torch.cuda.is_available() and args.cuda):
         fail("--buffer-device cuda needs a GPU and --cuda")
-    try:
-        envs = make_envs(args.env_id, 1)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    local = {"_node_ip_address": "127.0.0.1", "num_cpus": args.num_actors, "include_dashboard": False}
-    try:
-        if ":" in args.ray_address:  # a look first, as Ray tries for minutes
-            socket.create_connection(args.ray_address.split("/")[-1].rsplit(":", 1), timeout=10).close()
-        ray.init(args.ray_address or "local", **({} if args.ray_address else local), logging_level="error")
-    except SystemExit:  # Ray's own answer to SIGTERM
-        sys.exit(75)
-    except (OSError, RuntimeError, ValueError) as error:
-        fail(f"--ray-address {args.ray_address}: {error}")
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
-    checkpoint = torch.load(Path(args.resume, "checkpoint.pt"), map_location="cpu") if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+    try_envs(args, args.env_id, 1)
+    start_ray(args.ray_address, args.num_actors)
+    run = Run(args)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -618,88 +834,51 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
-    # Agent and optimizer
+    # Environments, agent and optimizer
+    envs = make_envs(args.env_id, 1)
+    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
     q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
     weights, target_weights = flatten(q_network), flatten(target_network).requires_grad_(False)
     target_weights.copy_(weights.detach())
-    optimizer = RMSProp([weights], lr=args.learning_rate)
+    optimizer = RMSProp([weights], args.learning_rate)
 
-    # Storage: a transition has the frames of two observations, and three columns: action, return, discount
-    num_actions, obs_shape = envs.single_action_space.n, envs.single_observation_space.shape
+    # Storage
     buffer_bytes, buffer_device = args.buffer_size * int(np.prod(obs_shape[1:])), args.buffer_device
     if buffer_device == "auto":
         fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
         buffer_device = "cuda" if fits else "cpu"
-    replay = BatchReplay(args.buffer_size, rows_per_batch, obs_shape, buffer_device)
-    b_slots = torch.zeros(args.batch_size, dtype=torch.long, device=device)
-    b_columns = torch.zeros((args.batch_size, 4), device=device)
-    b_frames = torch.zeros((args.batch_size, 2 * obs_shape[0], *obs_shape[1:]), dtype=torch.uint8, device=device)
-    loss_names = ["td_loss", "q_values"]
-    losses, num_updates = torch.zeros(len(loss_names), device=device), 0  # sums since they were last logged
-    recent_returns = deque(maxlen=20)
+    replay = BatchReplay(args.buffer_size, rows_per_batch, obs_shape, buffer_device, run.dir)
+    losses = Means()
 
-    def draw():
-        drawn = replay.sample(args.batch_size, args.importance_exponent)
-        for batch, values in zip((b_slots, b_columns, b_frames), drawn):
-            batch.copy_(values)
+    def sample():
+        return replay.sample(args.batch_size, args.importance_exponent)
 
-    def prioritize():
-        priorities = priority(td_errors.detach().double(), args.prioritized_replay_alpha)
-        replay.tree.set(b_slots.to(buffer_device), priorities.to(buffer_device))
+    def draw():  # a graph cannot read the host's memory: what is drawn there is an argument of it
+        return () if buffer_device == device.type else sample()
 
-    def update():
-        global q_values, td_errors, td_loss
-        if buffer_device == device.type:  # else the loop draws, as a graph cannot read the host's memory
-            draw()
-        b_obs, b_next_obs = b_frames.chunk(2, 1)
-        b_weights, b_actions, b_returns, b_discounts = b_columns.unbind(1)
+    def update(*drawn):
+        slots, *batch = [x.to(device) for x in drawn or sample()]
+        b_obs, b_next_obs, b_actions, b_returns, b_discounts, b_weights = replay.split(*batch)
         with torch.no_grad():
             target = double_q_target(b_returns, b_discounts, q_network(b_next_obs), target_network(b_next_obs))
-        q_values = q_network(b_obs).gather(1, b_actions.long().unsqueeze(1)).squeeze(1)
-        td_errors = target - q_values
-        td_loss = (b_weights * td_errors.square()).mean() / 2
-
+        td_loss, logged, td_errors = apex_loss(q_network(b_obs), b_actions, target, b_weights)
         weights.grad.zero_()
         td_loss.backward()
         nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
-        with torch.no_grad():
-            losses.add_(torch.stack([td_loss, q_values.mean()]))
-        if buffer_device == device.type:
-            prioritize()
+        priorities = priority(td_errors.double(), args.prioritized_replay_alpha)
+        if not drawn:  # else the loop does it
+            replay.tree.set(slots, priorities)
+        losses.add(logged)
+        return logged, priorities
 
     if device.type == "cuda" and args.cuda_graphs:
         update = cuda_graph(update)
 
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "optimizer": optimizer.state_dict()["state"]}
-        state |= {"q_network": q_network.state_dict(), "target_network": target_network.state_dict()}
-        state["replay"] = replay.save(run_dir)
-        state |= {"gradient_steps": gradient_steps, "actor_restarts": actor_restarts}
-        state["rng"] = [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if device.type == "cuda" else [])
-        state["numpy_rng"] = rng.bit_generator.state
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        torch.save(state, run_dir / "unfinished.tmp")
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.pt")
-
-    global_step = gradient_steps = actor_restarts = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        q_network.load_state_dict(checkpoint["q_network"])
-        target_network.load_state_dict(checkpoint["target_network"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": checkpoint["optimizer"]})
-        replay.load(run_dir, checkpoint["replay"])
-        gradient_steps, actor_restarts = checkpoint["gradient_steps"], checkpoint["actor_restarts"]
-        rng.bit_generator.state = checkpoint["numpy_rng"]
-        torch.set_rng_state(checkpoint["rng"][0])
-        if device.type == "cuda" and len(checkpoint["rng"]) == 2:
-            torch.cuda.set_rng_state(checkpoint["rng"][1])
-    else:
-        save_checkpoint()
-
     # Training loop
+    parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
+    global_step = run.restore(parts | {"replay": replay, "rng": rng})
+    counters = {name: run.saved.get(name, 0) for name in ("gradient_steps", "actor_restarts")}
     epsilons = exploration_rates(args.base_epsilon, args.epsilon_exponent, args.num_actors * args.envs_per_actor)
     actors, pending = [None] * args.num_actors, {}  # what the actors work on: a future, and the actor's index
     published = ray.put(weights.detach().cpu().numpy())
@@ -715,96 +894,74 @@ if __name__ == "__main__":
     for i in range(args.num_actors if global_step < args.total_timesteps else 0):
         start_actor(i)
         pending[actors[i].collect.remote(published, args.steps_per_batch)] = i
-    start_time, start_step = time.perf_counter(), global_step
-    last_heard = start_time
-    while global_step < args.total_timesteps and not stop_signals:
+    last_heard = time.perf_counter()
+    while global_step < args.total_timesteps and not run.signals:
         # Act: take a batch, if one has come
         last_step = global_step
-        arrived, _ = ray.wait(list(pending), timeout=0 if args.free_running and gradient_steps else 1)
+        free = args.free_running and counters["gradient_steps"]
+        arrived, _ = ray.wait(list(pending), timeout=0 if free else 1)
         for future in arrived:
             i = pending.pop(future)
             try:
                 *batch, episodes = ray.get(future)
                 replay.add(*batch)
                 for position, episodic_return, length in episodes:
-                    writer.add_scalar("charts/episodic_return", episodic_return, global_step + position)
-                    writer.add_scalar("charts/episodic_length", length, global_step + position)
-                    recent_returns.append(episodic_return)
+                    run.writer.add_scalar("charts/episodic_return", episodic_return, global_step + position)
+                    run.writer.add_scalar("charts/episodic_length", length, global_step + position)
+                    run.recent_returns.append(episodic_return)
                 global_step, last_heard = global_step + rows_per_batch, time.perf_counter()
             except ray.exceptions.RayError as error:
                 if isinstance(error, ray.exceptions.RayTaskError) or getattr(error, "actor_init_failed", False):
                     raise  # a mistake in its code, which another would make too
-                print(f"\nActor {i} is gone and is replaced: {str(error).splitlines()[0]}")
-                actor_restarts += 1
+                run.say(f"Actor {i} is gone and is replaced: {str(error).splitlines()[0]}")
+                counters["actor_restarts"] += 1
                 start_actor(i)
             pending[actors[i].collect.remote(published, args.steps_per_batch)] = i
         if time.perf_counter() - last_heard > 30:
-            print(f"\nNo actor has sent anything for 30 s: does the cluster have {args.num_actors} CPUs to spare?")
+            run.say(f"No actor has sent anything for 30 s: does the cluster have {args.num_actors} CPUs to spare?")
             last_heard = time.perf_counter()
 
         # Learn
         if global_step > last_step:
             replay.flush()
-        updates = 1 if args.free_running else passed(args.train_frequency)
-        for _ in range(updates if global_step > args.learning_starts else 0):
-            if buffer_device != device.type:
-                draw()
-            update()
-            if buffer_device != device.type:
-                prioritize()
-            num_updates += 1
-            gradient_steps += 1
+        due = 1 if args.free_running else passed(args.train_frequency)
+        for _ in range(due if global_step > args.learning_starts else 0):
+            drawn = draw()
+            logged, priorities = update(*drawn)
+            td_loss, q_values = logged.values()
+            if drawn:
+                replay.tree.set(drawn[0], priorities.to(buffer_device))
+            counters["gradient_steps"] += 1
         for _ in range(passed(args.target_network_frequency) if global_step > args.learning_starts else 0):
             target_weights.lerp_(weights.detach(), args.tau)
         if passed(args.publish_frequency):
             published = ray.put(weights.detach().cpu().numpy())
 
         # Log
-        due = passed(100) or passed(args.checkpoint_freq) or passed(args.total_timesteps // 10 + 1)
-        if not due and global_step < args.total_timesteps:
-            continue
-        if num_updates:
-            means = (losses / num_updates).tolist()
-            if not np.isfinite([*means, weights.sum().item()]).all():
-                sys.exit(f"\nLosses are not finite at step {global_step}: {means}. Last good checkpoint: {run_dir}")
-            for name, mean in zip(loss_names, means):
-                writer.add_scalar(f"losses/{name}", mean, global_step)
-            losses.zero_()
-            num_updates = 0
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        writer.add_scalar("charts/gradient_steps", gradient_steps, global_step)
-        writer.add_scalar("charts/actor_restarts", actor_restarts, global_step)
-        if sys.stdout.isatty() or passed(args.total_timesteps // 100 + 1):
-            report(global_step, args.total_timesteps, sps, recent_returns)
-
-        # Checkpoint
-        if args.capture_video and passed(args.total_timesteps // 10 + 1):
+        film_due = passed(args.total_timesteps // 10 + 1)
+        log_due = passed(100) or passed(args.checkpoint_freq) or film_due or global_step >= args.total_timesteps
+        if log_due:
+            others = {f"charts/{name}": count for name, count in counters.items()}
+            run.log(global_step, losses.take(), others)
+        if log_due and film_due and args.capture_video:
             policy = epsilon_greedy(q_network, num_actions, args.eval_epsilon, device)
-            record_video(policy, args.env_id, args.seed, run_dir / f"videos/step-{global_step}.mp4")
-        if passed(args.checkpoint_freq) or global_step >= args.total_timesteps:
-            save_checkpoint()
+            path = run.dir / f"videos/step-{global_step}.mp4"
+            record_video(policy, args.env_id, args.seed, path)
 
-    if stop_signals:
-        if weights.isfinite().all():
-            save_checkpoint()
-        print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-        sys.exit(75)  # schedulers start such a job again
+        # Checkpoint: when the means have just been taken
+        if log_due:
+            run.checkpoint(global_step, last=global_step >= args.total_timesteps, **counters)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
+    if run.signals and weights.isfinite().all():
+        run.save(run.state(global_step, **counters))
+    run.end_if_asked(global_step)
     ray.shutdown()
     envs.close()
+    eval_returns = []
     if args.save_model:
-        save_file(q_network.state_dict(), run_dir / "model.safetensors")
+        save_file(q_network.state_dict(), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10, life_loss=False)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)
