@@ -1,4 +1,4 @@
-"""Command lines as the original's own tests have them: small sizes, odd buffers, flags of old. They run to their end."""
+"""Command lines as in the original's own tests: small sizes, odd buffers, flags of old. They run to their end."""
 
 import shlex
 
