@@ -186,8 +186,8 @@ class Agent(nn.Module):
 
             return *conv(channels, 32, 8, 4), *conv(32, 64, 4, 2), *conv(64, 64, 3, 1), nn.Flatten()
 
-        def linear(inputs, outputs, std=2**0.5):
-            return layer_init(nn.Linear(inputs, outputs), std), nn.ReLU()
+        def linear(size, new_size, std=2**0.5):
+            return layer_init(nn.Linear(size, new_size), std), nn.ReLU()
 
         layers = *convolutions(4, nn.ReLU), *linear(64 * 7 * 7, 256), *linear(256, 448)
         self.network = nn.Sequential(*layers)
