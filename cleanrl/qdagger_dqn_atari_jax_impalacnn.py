@@ -828,10 +828,10 @@ if __name__ == "__main__":
         replay.saved, replay.folder = (0, 0), run.dir
         learner["target_params"] = jax.tree.map(jnp.copy, learner["params"])
         run.save(run.state(0, **counters))
+        for path in (run.dir / "teacher").glob("replay-*.gz"):
+            path.unlink()
         offline_return = score(partial(act, learner["params"]), "Student")
         run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
-    for path in (run.dir / "teacher").glob("replay-*.gz"):
-        path.unlink()
 
     # Training loop
     run.enter(global_step, args.total_timesteps)
