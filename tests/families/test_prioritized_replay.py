@@ -119,8 +119,8 @@ class Recorded(Game):
 class Session:
     """Games, the replay that is filled from them, and a plain list of all transitions with whether they were cut."""
 
-    def __init__(self, module, size, num_envs, n_step, seed=0):
-        self.make = lambda: module.PrioritizedReplay(size, num_envs, (STACK, *FRAME), 3, "cpu", n_step)
+    def __init__(self, module, size, num_envs, n_step, seed=0, folder=None):
+        self.make = lambda: module.PrioritizedReplay(size, num_envs, (STACK, *FRAME), "cpu", folder, n_step)
         self.replay, self.plain, self.cut, self.rng = self.make(), [], [], np.random.default_rng(seed)
         self.num_envs, self.n_step = num_envs, n_step
         self.reset()
@@ -244,16 +244,16 @@ def test_draws_of_the_replay_are_of_rows_in_proportion(name):
 @prioritizes
 def test_priorities_are_saved_and_returns_end_at_a_resume(name, tmp_path):
     """A loaded replay draws as the saved one does; no return runs from before the checkpoint into the new episodes."""
-    session = Session(load(name), 90, 2, 3)
+    session = Session(load(name), 90, 2, 3, folder=tmp_path)
     for _ in range(4):
         session.play(17)
         drawable = np.array(session.drawable())
         priorities = torch.rand(len(drawable), dtype=doubles) * 5
         session.replay.prioritize(torch.from_numpy(drawable % session.replay.size), priorities)
-        saved = session.replay.save(tmp_path)
+        saved = session.replay.state_dict()
         torch.save(saved, tmp_path / "saved.pt")
         again = session.make()
-        again.load(tmp_path, torch.load(tmp_path / "saved.pt"))
+        again.load_state_dict(torch.load(tmp_path / "saved.pt"))
         for key in ("leaves", "sums"):
             np.testing.assert_array_equal(getattr(again.tree, key), getattr(session.replay.tree, key))
         assert again.largest == session.replay.largest and again.ready == session.replay.ready
@@ -352,9 +352,8 @@ with torch.no_grad():
     choosing, valuing = q_network(last).numpy(), target_network(last).numpy()  # each draws its own noise
     logits = q_network(first).numpy()
 torch.set_rng_state(state)
-losses.zero_()
-update()
-result |= {"slots": slots.numpy(), "columns": columns.numpy(), "sums": losses.numpy().copy(), "after": moments()}
+sums = [value.item() for value in update()[0].values()]
+result |= {"slots": slots.numpy(), "columns": columns.numpy(), "sums": sums, "after": moments()}
 result |= {"choosing": choosing, "valuing": valuing, "logits": logits, "beta": beta.item(), "args": vars(args)}
 
 # without deviations the logits are those of value and advantage; the two streams can be told apart
