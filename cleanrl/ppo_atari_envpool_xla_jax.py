@@ -16,10 +16,11 @@ Differs from ppo_atari_envpool.py:
 4. values and log-probabilities are those of the rollout's own forward passes;
 5. random numbers are a function of the seed, the iteration and the step: no generator has a state;
 6. the total loss, the mean of the last 20 lengths and the speed of each iteration are logged too;
-7. `--torch-deterministic` is about XLA's operations on the GPU.
+7. `--torch-deterministic` is about XLA's operations on the GPU;
+8. value losses are not clipped by default: the published script ignored its flag.
 
 Differs from the paper:
-1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
+1. advantages are standardised per minibatch, gradients clipped to a global norm;
 2. orthogonal initialisation; 4 epochs, not 3; a fixed clip range; the value loss weighs a quarter;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
@@ -80,7 +81,7 @@ class Args:
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # standardise advantages per minibatch
     clip_coef: float = 0.1  # clip range of ratios and values
-    clip_vloss: bool = True  # clip the value loss
+    clip_vloss: bool = False  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # ceiling of the global gradient norm

@@ -12,7 +12,7 @@ Differs from ppo_atari_envpool_xla_jax.py:
    minibatches, `lax.while_loop` through the epochs; the time of its compilation is logged.
 
 Differs from the paper:
-1. advantages are standardised per minibatch, value losses clipped like ratios, gradients clipped to a global norm;
+1. advantages are standardised per minibatch, gradients clipped to a global norm;
 2. orthogonal initialisation; 4 epochs, not 3; a fixed clip range; the value loss weighs a quarter;
 3. an episode cut off by a time limit is bootstrapped from its final observation.
 
@@ -73,7 +73,7 @@ class Args:
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # standardise advantages per minibatch
     clip_coef: float = 0.1  # clip range of ratios and values
-    clip_vloss: bool = True  # clip the value loss
+    clip_vloss: bool = False  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # ceiling of the global gradient norm
