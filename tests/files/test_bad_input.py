@@ -9,6 +9,7 @@ from helpers.files import (
     ROOT,
     continuous_control,
     default,
+    defines,
     each,
     each_text,
     family,
@@ -53,7 +54,7 @@ BAD_SIZES = {
 }
 BAD_SIZES["c51"] = {"n_atoms": (1, "--n-atoms"), "v_min": (100, "--v-min"), **BAD_SIZES["dqn"]}
 BAD_SIZES["apex"] = {"num_actors": (0, "--num-actors"), "buffer_size": (799, "--buffer-size")}
-BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (199, "--buffer-size")}
+BAD_SIZES["rainbow"] = {"n_step": (0, "--n-step"), "buffer_size": (0, "--buffer-size")}
 BAD_SIZES["ddpg"] = {
     "buffer_size": (0, "--buffer-size"),
     "policy_frequency": (0, "--policy-frequency"),
@@ -102,6 +103,8 @@ def unknown_environments(name):
 @each()
 def test_bad_sizes_wrong_spaces_and_unknown_environments(name, tmp_path):
     bad = {flag: pair for flag, pair in BAD_SIZES[family(name)].items() if f"    {flag}: " in script(name).read_text()}
+    if defines(name, "    num_envs: int = 0 "):  # it means: as many as --local-num-envs in each process
+        bad["num_envs"] = (-1, "--num-envs")
     spaces, unknown = wrong_spaces(name), unknown_environments(name)
     assert bad
     cases = [smoke(name, **{flag: value}) for flag, (value, _) in bad.items()]
