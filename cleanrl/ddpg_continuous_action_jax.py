@@ -488,14 +488,13 @@ if __name__ == "__main__":
     low, high = envs.single_action_space.low, envs.single_action_space.high
     actor, qf = Actor(low, high), QNetwork()
     actor_key, qf_key = jax.random.split(init_key)
-    one_obs, one_action = jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim))
-    actor_params = jax.jit(actor.init)(actor_key, one_obs)
-    qf_params = jax.jit(qf.init)(qf_key, one_obs, one_action)
+    actor_params = jax.jit(actor.init)(actor_key, jnp.zeros((1, obs_dim)))
+    qf_params = jax.jit(qf.init)(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
     optimizer = optax.adam(args.learning_rate)
 
     # Storage
     replay = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
-    loss_names = ["losses/qf1_loss", "losses/qf1_values", "losses/actor_loss"]
+    loss_names = ["qf1_loss", "qf1_values", "actor_loss"]
     learner = {
         "actor_params": actor_params,
         "qf_params": qf_params,
@@ -504,7 +503,7 @@ if __name__ == "__main__":
         "actor_opt_state": optimizer.init(actor_params),
         "qf_opt_state": optimizer.init(qf_params),
         "key": jax.random.key_data(key),
-        "losses": jnp.zeros(len(loss_names)),  # sums since they were last logged
+        "losses": jnp.zeros((2, len(loss_names))),  # sums and counts since they were last logged
         "gradient_steps": jnp.zeros((), dtype=int),
     }
 
@@ -527,7 +526,7 @@ if __name__ == "__main__":
         return learner | {
             "qf_params": optax.apply_updates(learner["qf_params"], updates),
             "qf_opt_state": opt_state,
-            "losses": learner["losses"].at[:-1].add(logged),
+            "losses": learner["losses"].at[0, :-1].add(logged).at[1, :-1].add(1),
         }
 
     def update_actor(learner, b_obs):
@@ -540,7 +539,7 @@ if __name__ == "__main__":
         learner |= {
             "actor_params": optax.apply_updates(learner["actor_params"], updates),
             "actor_opt_state": opt_state,
-            "losses": learner["losses"].at[-1].add(logged),
+            "losses": learner["losses"].at[0, -1].add(logged).at[1, -1].add(1),
         }
         for name in "actor_params", "qf_params":
             both = learner[name], learner[f"target_{name}"]
@@ -572,7 +571,6 @@ if __name__ == "__main__":
         replay.load_state_dict(run.saved["replay"])
         rng.bit_generator.state = json.loads(run.saved["rng"])
     run.begin(state)
-    logged_steps = int(learner["gradient_steps"])
     obs = envs.reset(seed=args.seed + global_step)[0].astype(np.float32)
     while global_step < args.total_timesteps:
         # Act
@@ -601,11 +599,9 @@ if __name__ == "__main__":
         # Log
         log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps
         if log_due:
-            steps, sums = int(learner["gradient_steps"]), learner["losses"].tolist()
-            counts = [steps - logged_steps] * len(sums)
-            counts[-1] = steps // args.policy_frequency - logged_steps // args.policy_frequency
-            means = {name: x / n for name, x, n in zip(loss_names, sums, counts) if n}
-            learner["losses"], logged_steps = jnp.zeros(len(loss_names)), steps
+            sums_counts = zip(loss_names, *learner["losses"].tolist())
+            means = {f"losses/{name}": total / count for name, total, count in sums_counts if count}
+            learner["losses"] = jnp.zeros((2, len(loss_names)))
             run.log(global_step, means, weights=(learner["actor_params"], learner["qf_params"]))
 
         # Checkpoint: when the means have just been taken
