@@ -338,10 +338,11 @@ def distillation_loss(q_values, teacher_q_values, temperature):
 
 
 def distillation_weight(returns, teacher_return):
-    """1 until there are ten returns; then how far their mean is below the teacher's, as a share of the latter."""
+    """1 until there are ten returns; then how far the mean of the last ten is below the teacher's, as a share of it."""
     if len(returns) < 10:
         return 1.0
-    return float(np.clip((teacher_return - np.mean(returns)) / max(abs(teacher_return), 1e-8), 0, 1))
+    student_return = np.mean([*returns][-10:])
+    return float(np.clip((teacher_return - student_return) / max(abs(teacher_return), 1e-8), 0, 1))
 
 
 def linear_schedule(start, end, duration, step):
@@ -841,16 +842,15 @@ if __name__ == "__main__":
                 run.checkpoint_phase(offline_step, last, offline_step=offline_step, **counters)
     counters["offline_step"] = offline_step
     if global_step == 0:
-        for ring in (replay.frames, replay.rows):  # emptied in place, as a captured graph reads it
-            ring.end = 0
+        replay.frames.end = replay.rows.end = 0  # emptied in place, as a captured graph reads it
         replay.first_frames.clear()
         replay.saved, replay.folder = (0, 0), run.dir
         target_weights.copy_(weights.detach())
         run.save(run.state(0, **counters))
+        for path in (run.dir / "teacher").glob("replay-*.gz"):
+            path.unlink()
         offline_return = score(q_network, "Student")
         run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
-    for path in (run.dir / "teacher").glob("replay-*.gz"):
-        path.unlink()
 
     # Training loop
     run.enter(global_step, args.total_timesteps)
