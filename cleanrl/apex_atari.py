@@ -878,7 +878,7 @@ if __name__ == "__main__":
     # Training loop
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     global_step = run.restore(parts | {"replay": replay, "rng": rng})
-    counters = {name: run.saved.get(name, 0) for name in ("gradient_steps", "actor_restarts")}
+    gradient_steps, actor_restarts = run.saved.get("gradient_steps", 0), run.saved.get("actor_restarts", 0)
     epsilons = exploration_rates(args.base_epsilon, args.epsilon_exponent, args.num_actors * args.envs_per_actor)
     actors, pending = [None] * args.num_actors, {}  # what the actors work on: a future, and the actor's index
     published = ray.put(weights.detach().cpu().numpy())
@@ -898,8 +898,7 @@ if __name__ == "__main__":
     while global_step < args.total_timesteps and not run.signals:
         # Act: take a batch, if one has come
         last_step = global_step
-        free = args.free_running and counters["gradient_steps"]
-        arrived, _ = ray.wait(list(pending), timeout=0 if free else 1)
+        arrived, _ = ray.wait(list(pending), timeout=0 if args.free_running and gradient_steps else 1)
         for future in arrived:
             i = pending.pop(future)
             try:
@@ -914,7 +913,7 @@ if __name__ == "__main__":
                 if isinstance(error, ray.exceptions.RayTaskError) or getattr(error, "actor_init_failed", False):
                     raise  # a mistake in its code, which another would make too
                 run.say(f"Actor {i} is gone and is replaced: {str(error).splitlines()[0]}")
-                counters["actor_restarts"] += 1
+                actor_restarts += 1
                 start_actor(i)
             pending[actors[i].collect.remote(published, args.steps_per_batch)] = i
         if time.perf_counter() - last_heard > 30:
@@ -931,7 +930,7 @@ if __name__ == "__main__":
             td_loss, q_values = logged.values()
             if drawn:
                 replay.tree.set(drawn[0], priorities.to(buffer_device))
-            counters["gradient_steps"] += 1
+            gradient_steps += 1
         for _ in range(passed(args.target_network_frequency) if global_step > args.learning_starts else 0):
             target_weights.lerp_(weights.detach(), args.tau)
         if passed(args.publish_frequency):
@@ -940,6 +939,7 @@ if __name__ == "__main__":
         # Log
         film_due = passed(args.total_timesteps // 10 + 1)
         log_due = passed(100) or passed(args.checkpoint_freq) or film_due or global_step >= args.total_timesteps
+        counters = {"gradient_steps": gradient_steps, "actor_restarts": actor_restarts}
         if log_due:
             others = {f"charts/{name}": count for name, count in counters.items()}
             run.log(global_step, losses.take(), others)
@@ -954,6 +954,7 @@ if __name__ == "__main__":
 
     # Save and close
     if run.signals and weights.isfinite().all():
+        counters = {"gradient_steps": gradient_steps, "actor_restarts": actor_restarts}
         run.save(run.state(global_step, **counters))
     run.end_if_asked(global_step)
     ray.shutdown()

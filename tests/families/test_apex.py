@@ -132,7 +132,7 @@ def assert_replay(replay, plain):
 @apex
 def test_replay_of_batches(name, tmp_path):
     module, rng, plain, rows, size = load(name), np.random.default_rng(0), [], 7, 150
-    replay = module.BatchReplay(size, rows, (STACK, *FRAME), "cpu")
+    replay = module.BatchReplay(size, rows, (STACK, *FRAME), "cpu", tmp_path)
     for call in range(60):
         batch, transitions = random_batch(rng, rows, len(plain))
         replay.add(*batch)
@@ -141,9 +141,9 @@ def test_replay_of_batches(name, tmp_path):
             replay.flush()
             assert_replay(replay, plain)
         if call % 20 == 10:
-            saved = replay.save(tmp_path)
-            again = module.BatchReplay(size, rows, (STACK, *FRAME), "cpu")
-            again.load(tmp_path, saved)
+            saved = replay.state_dict()
+            again = module.BatchReplay(size, rows, (STACK, *FRAME), "cpu", tmp_path)
+            again.load_state_dict(saved)
             assert_replay(again, plain)
             assert again.oldest == replay.oldest
     assert len(plain) > 2 * size and replay.window[1] > size / 3
@@ -282,10 +282,9 @@ with torch.no_grad():
     hidden = q_network.network(frames[:, :4] / 255)
     result["streams"] = [q_network.value(hidden).numpy(), q_network.advantage(hidden).numpy()]
 torch.set_rng_state(state)
-losses.zero_()
 args.max_grad_norm = 0.001
-update()
-result |= {"slots": slots.numpy(), "columns": columns.numpy(), "sums": losses.numpy().copy()}
+sums = [value.item() for value in update()[0].values()]
+result |= {"slots": slots.numpy(), "columns": columns.numpy(), "sums": sums}
 result |= {"after": leaves.numpy().copy(), "norm": weights.grad.norm().item()}
 """
 

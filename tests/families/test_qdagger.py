@@ -148,9 +148,8 @@ else:
     expected = np.concatenate([x.numpy().ravel() for x in torch.autograd.grad(objective, [*q_network.parameters()])])
     student = student.detach()
     distill_coeff.fill_(0.3)
-    losses.zero_()
-    update()
-    gradients, sums = weights.grad.numpy(), losses.numpy()
+    sums = [value.item() for value in update().values()]
+    gradients = weights.grad.numpy()
     result["adam"] = int(optimizer.state_dict()["state"][0]["step"])
 result |= {"rows": np.asarray(rows), "student": np.asarray(student), "teacher": np.asarray(taught)}
 result |= {"following": np.asarray(following), "expected": expected, "gradients": gradients, "sums": np.array(sums)}
