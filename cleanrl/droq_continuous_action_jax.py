@@ -25,17 +25,19 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import flax.linen as nn
 import gymnasium as gym
@@ -55,18 +57,6 @@ from tensorboard.summary.writer import event_file_writer
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
-    seed: int = 1  # random seed
-    track: bool = False  # mirror the run to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
-    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
-    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
-    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
-    checkpoint_freq: int = 10_000  # environment steps between checkpoints
-
     env_id: str = "Hopper-v4"  # environment
     total_timesteps: int = 100_000  # environment steps in total
     num_envs: int = 1  # parallel environments
@@ -84,114 +74,46 @@ class Args:
     autotune: bool = True  # tune the price of entropy
     dropout_rate: float = 0.01  # share of the critics' hidden units that dropout silences
 
-
-def fail(message):
-    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse_args():
-    """The command line, over the flags of the run to resume; `--x True` and `--x False` mean `--x` and `--no-x`."""
-    booleans = "|".join(field.name.replace("_", "[-_]") for field in fields(Args) if field.type is bool)
-    argv = re.sub(rf"^--({booleans})[\n=]True$", r"--\1", "\n".join(sys.argv[1:]), flags=re.M)
-    argv = re.sub(rf"^--({booleans})[\n=]False$", r"--no-\1", argv, flags=re.M)
-    argv = argv.split("\n") if argv else []
-    args = tyro.cli(Args, args=argv)
-    if args.resume:
-        for name in ("args.json", "checkpoint.*", Path(__file__).name):
-            if not any(Path(args.resume).glob(name)):
-                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
-        saved = json.loads(Path(args.resume, "args.json").read_text())
-        if saved.keys() != vars(args).keys():
-            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
-        args = tyro.cli(Args, args=argv, default=Args(**saved))
-        for flag in list(saved)[list(saved).index("env_id") :]:
-            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
-                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
-        if find_spec(package) is None:
-            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
-    args.save_model |= args.upload_model
-    return args
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
+    seed: int = 1  # random seed
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    capture_video: bool = False  # record episodes at several stages of training
+    save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
+    upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
+    hf_entity: str = ""  # hub user or organisation, if not the owner of the token
+    resume: str = ""  # continue the run in this folder
+    checkpoint_freq: int = 10_000  # environment steps between checkpoints
 
 
-class SummaryWriter:
-    """The part of torch's SummaryWriter that we use."""
-
-    def __init__(self, folder):
-        self.file = event_file_writer.EventFileWriter(str(folder))  # looked up here, where W&B may have replaced it
-        self.flush, self.close = self.file.flush, self.file.close
-
-    def add_scalar(self, tag, value, step):
-        self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
-
-    def add_text(self, tag, text, step):
-        self.add(text_pb(tag, text), step)
-
-    def add(self, summary, step):
-        self.file.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
-
-
-def open_run(args, event_sizes):
-    """Open the folder and the logger of the run, and write down all that it takes to repeat it."""
-    run_dir = Path(args.resume)
-    while not args.resume:
-        run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        run_dir = Path("runs", re.sub("[/:]", "-", run_name))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            time.sleep(1)  # another run took this name within the same second
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
-    (run_dir / "commit.txt").write_text(git.stdout)
-    (run_dir / "packages.txt").write_text("".join(packages))
-    (run_dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-    (run_dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
-    (run_dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
-    os.replace(run_dir / "args.tmp", run_dir / "args.json")
-    for file in run_dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-        os.truncate(file, event_sizes.get(file.name, 0))
-    if args.track:
-        import wandb
-
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.resolve().name}
-        wandb.init(**names, id=names["name"], resume="allow", config=vars(args), sync_tensorboard=True, save_code=True)
-    writer = SummaryWriter(run_dir)
-    if not args.resume:
-        table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
-    return run_dir, writer
-
-
-def report(step, total, sps, returns):
-    """One line on progress: a bar that is drawn over itself on a terminal, a plain line in a log."""
-    bar = f"[{'#' * (20 * step // total):20}] step {step}/{total}"
-    left = timedelta(seconds=int((total - step) / sps))
-    line = f"{bar}  SPS {sps:.0f}  return {np.mean(returns or [np.nan]):.1f}  left {left}"
-    print(f"{line:100}", end="\r" if sys.stdout.isatty() else "\n", flush=True)
-
-
-def make_env(env_id, seed, idx, capture_video, run_name):
+def make_env(env_id, idx, video_dir):
     def thunk():
-        video = capture_video and idx == 0
-        if env_id.startswith("dm_control/") and not (find_spec("shimmy") and find_spec("dm_control")):
-            raise ImportError("dm_control needs: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
-        env = gym.make(re.sub("^dm_control/", "shimmy:dm_control/", env_id), render_mode="rgb_array" if video else None)
-        if video:
-            env = gym.wrappers.RecordVideo(env, str(Path("runs", run_name, "videos")), name_prefix=f"{time.time():.0f}")
-        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images stay as they are, to be refused
+        name = re.sub("^dm_control/", "shimmy:dm_control/", env_id)
+        if name != env_id and not (find_spec("shimmy") and find_spec("dm_control")):
+            raise ImportError("dm_control: pip install shimmy dm_control==1.0.50 mujoco==3.17.0")
+        filmed = {"render_mode": "rgb_array"} if video_dir is not None and idx == 0 else {}
+        env = gym.make(name, **filmed)
+        if filmed:
+            env = gym.wrappers.RecordVideo(env, str(video_dir), name_prefix=f"{time.time():.0f}")
+        if not re.search(r"\(\d+, \d+, \d", str(env.observation_space)):  # images are refused below
             env = gym.wrappers.FlattenObservation(env)
-        env.action_space.seed(seed + idx)
         return env
 
     return thunk
 
 
-def make_envs(env_id, num_envs, seed, capture_video=False, run_name=""):
-    thunks = [make_env(env_id, seed, i, capture_video, run_name) for i in range(num_envs)]
-    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+def make_envs(env_id, num_envs, video_dir=None):
+    thunks = [make_env(env_id, i, video_dir) for i in range(num_envs)]
+    envs = gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode="SameStep")
+    actions, obs = envs.single_action_space, envs.single_observation_space
+    if not isinstance(actions, gym.spaces.Box) or len(actions.shape) != 1:
+        raise gym.error.Error(f"{env_id} has no vectors as continuous actions: dqn_jax.py for discrete ones")
+    if not actions.is_bounded():
+        raise gym.error.Error(f"{env_id} has actions without bounds: ppo_continuous_action.py")
+    if len(obs.shape or ()) != 1:
+        raise gym.error.Error(f"{env_id} has no vectors as observations: dqn_atari_jax.py for Atari games")
+    return envs
 
 
 class Actor(nn.Module):
@@ -228,27 +150,76 @@ class SoftQNetwork(nn.Module):
         """The value; units drop out where a key for them is given."""
         hidden = jnp.concatenate([obs, action], axis=1)
         for _ in range(2):
-            hidden = nn.Dropout(self.dropout_rate, deterministic=not self.has_rng("dropout"))(nn.Dense(256)(hidden))
+            dropout = nn.Dropout(self.dropout_rate, deterministic=not self.has_rng("dropout"))
+            hidden = dropout(nn.Dense(256)(hidden))
             hidden = nn.relu(nn.LayerNorm()(hidden))
         return nn.Dense(1)(hidden).squeeze(1)
 
 
 # Both critics as one: their weights are stacked, their values are (2, batch)
-Critics = nn.vmap(
-    SoftQNetwork, in_axes=None, axis_size=2, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True}
-)
+STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True, "dropout": True}}
+Critics = nn.vmap(SoftQNetwork, in_axes=None, axis_size=2, **STACKED)
 
 
-def sample(key, rows, filled, batch_size, obs_dim):
-    """A batch of transitions from the first `filled` rows of the replay buffer."""
-    batch = rows.reshape(-1, rows.shape[-1])[jax.random.randint(key, (batch_size,), 0, filled)]
-    obs, next_obs, rest = jnp.split(batch, [obs_dim, 2 * obs_dim], axis=1)
-    return obs, next_obs, rest[:, :-2], rest[:, -2], rest[:, -1]
+def load_policy(run_dir, envs, device, deterministic=True):
+    """The saved actor of a run, as a function from observations to actions."""
+    actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
+    model = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
+    params, apply = jax.device_put(model["actor"], device), jax.jit(actor.apply)
+    rng = np.random.default_rng(0)
+
+    def policy(obs):
+        mean, log_std = apply(params, obs)
+        noise = 0 if deterministic else rng.standard_normal(mean.shape, dtype=np.float32)
+        return np.asarray(actor.squash(mean + jnp.exp(log_std) * noise))
+
+    return policy
 
 
-def bellman_target(reward, terminated, next_value, gamma):
-    """The reward and the discounted value of what comes next; an episode that has terminated has none."""
-    return reward + gamma * (1 - terminated) * next_value
+@partial(jax.jit, donate_argnums=0)
+def write(array, indices, items):
+    """Assign items in place: a donated array is not copied."""
+    return array.at[indices].set(items)
+
+
+class ReplayBuffer:
+    """The last transitions, one row each. New ones wait on the host, so that one copy serves many steps."""
+
+    def __init__(self, size, obs_dim, action_dim):
+        self.rows = jnp.zeros((size, 2 * obs_dim + action_dim + 2))
+        self.columns = obs_dim, obs_dim, action_dim, 1, 1  # obs, next_obs, action, reward, terminated
+        self.added, self.new = 0, []
+
+    def add(self, obs, next_obs, action, reward, terminated):
+        columns = obs, next_obs, action.reshape(len(obs), -1), reward[:, None], terminated[:, None]
+        self.new.append(np.concatenate(columns, axis=1, dtype=np.float32))
+
+    def flush(self):
+        """Write the rows that wait in place of the oldest."""
+        self.added += sum(map(len, self.new))
+        new = np.concatenate([*self.new, np.zeros((0, self.rows.shape[1]), np.float32)])
+        new = new[-len(self.rows) :]
+        slots = np.arange(self.added - len(new), self.added) % len(self.rows)
+        self.rows = write(self.rows, slots, new)
+        self.new = []
+
+    def stored(self):
+        """What `sample` draws from: an argument of compiled functions, in which it would be a constant."""
+        return self.rows, min(self.added, len(self.rows))
+
+    def sample(self, key, stored, batch_size):
+        rows, filled = stored
+        batch = rows[jax.random.randint(key, (batch_size,), 0, filled)]
+        ends = np.cumsum(self.columns)[:-1]
+        obs, next_obs, action, reward, terminated = jnp.split(batch, ends, axis=1)
+        return obs, next_obs, action, reward.squeeze(1), terminated.squeeze(1)
+
+    def state_dict(self):
+        self.flush()
+        return {"rows": np.asarray(self.rows)[: self.added], "added": self.added}
+
+    def load_state_dict(self, state):
+        self.rows, self.added = refill(self.rows, state["rows"]), state["added"]
 
 
 def squashed_logprob(x, mean, log_std, scale):
@@ -256,6 +227,270 @@ def squashed_logprob(x, mean, log_std, scale):
     gaussian = -0.5 * ((x - mean) / jnp.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))  # log(1 - tanh(x)**2), exact also far from 0
     return (gaussian - log_slope - jnp.log(scale)).sum(1)
+
+
+def bellman_target(reward, terminated, next_value, gamma):
+    """The reward and the discounted next value; none after the end of an episode."""
+    return reward + gamma * (1 - terminated) * next_value
+
+
+def q_loss(q_values, target):
+    """The loss of a minibatch, of both critics' values, and what is logged of it under losses/."""
+    qf_losses = jnp.mean((q_values - target) ** 2, axis=1)
+    logged = [qf_losses, qf_losses.mean(keepdims=True), q_values.mean(1)]
+    return qf_losses.sum(), jnp.concatenate(logged)
+
+
+def policy_loss(logprob, q_values, alpha):
+    """The actor's loss (eq. 9): the price of a lack of entropy, less the mean value of both critics."""
+    return (alpha * logprob - q_values.mean(0)).mean()
+
+
+def price_loss(log_alpha, logprob, target_entropy):
+    """The price of entropy rises as long as the policy has less than asked for (eq. 18)."""
+    return -(jnp.exp(log_alpha) * (logprob + target_entropy)).mean()
+
+
+# What a run needs besides its algorithm: the same text in every file, skip it at first reading
+
+
+def fail(message):
+    print(f"{Path(__file__).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_flags(argv, default):
+    """The command line over the flags `default`; its help has those of the algorithm first, then those of every run."""
+    helps = dict(re.findall(r"(?m)^    (\w+): .+?  # (.+)$", Path(__file__).read_text()))
+    flags = [
+        (flag.name, Annotated[flag.type, tyro.conf.arg(help=helps.get(flag.name, ""))], getattr(default, flag.name))
+        for flag in fields(Args)
+    ]
+    at = [name for name, *_ in flags].index("exp_name")
+    groups = [(name, make_dataclass(name, part)) for name, part in (("algorithm", flags[:at]), ("run", flags[at:]))]
+    about = {"description": __doc__.split("\n")[0], "config": (tyro.conf.OmitArgPrefixes,)}
+    both = tyro.cli(make_dataclass("Flags", groups), args=argv, **about)
+    return Args(**vars(both.algorithm), **vars(both.run))
+
+
+def parse_args():
+    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    args = read_flags(argv, Args())
+    if args.resume:
+        for name in ("args.json", "checkpoint.*", Path(__file__).name):
+            if not any(Path(args.resume).glob(name)):
+                fail(f"--resume {args.resume} is not a run of this script with a checkpoint: {name} is missing")
+        saved = json.loads(Path(args.resume, "args.json").read_text())
+        if saved.keys() != vars(args).keys():
+            fail(f"--resume {args.resume} was begun by a version of this script with other flags: use its own copy")
+        args = read_flags(argv, Args(**saved))
+        for flag in list(saved)[: list(saved).index("exp_name")]:
+            if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
+                fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
+    for flag in fields(Args):  # counts, sizes and periods
+        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        if counts and getattr(args, flag.name) < 1:
+            fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
+        if find_spec(package) is None:
+            fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    args.save_model |= args.upload_model
+    return args
+
+
+def try_envs(args, *options):
+    """A first look at the environment, before anything is written."""
+    try:
+        envs = make_envs(*options)
+    except (gym.error.Error, ImportError) as error:
+        fail(error)
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
+        fail(f"{args.env_id} cannot render images: leave --capture-video out")
+
+
+class SummaryWriter:
+    """The part of torch's SummaryWriter that we use."""
+
+    def __init__(self, folder):
+        self.file = event_file_writer.EventFileWriter(str(folder))  # looked up here, where W&B may have replaced it
+        self.flush, self.close = self.file.flush, self.file.close
+
+    def add_scalar(self, tag, value, step):
+        self.add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step)
+
+    def add_text(self, tag, text, step):
+        self.add(text_pb(tag, text), step)
+
+    def add(self, summary, step):
+        self.file.add_event(Event(summary=summary, step=int(step), wall_time=time.time()))
+
+
+class Run:
+    """The folder of a run: metrics, checkpoints and progress. It ends early where SIGTERM or Ctrl+C asks for it."""
+
+    def __init__(self, args, total_steps=None):
+        """Open the folder, and write down all that it takes to repeat the run."""
+        self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
+        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.recent_returns, self.returns = deque(maxlen=20), None
+        signal.signal(signal.SIGTERM, self.stop)
+        if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.stop)  # under `python -i`, Ctrl+C leaves everything at hand
+        if args.resume:
+            self.saved = msgpack_restore((self.dir / "checkpoint.msgpack").read_bytes())
+        while not args.resume:
+            name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+            self.dir = Path("runs", re.sub("[/:]", "-", name))
+            try:
+                self.dir.mkdir(parents=True)
+                break
+            except FileExistsError:
+                time.sleep(1)  # another run took this name within the same second
+        if args.track:
+            self.open_wandb()
+        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True)
+        packages = sorted({"{Name}=={Version}\n".format_map(package.metadata) for package in distributions()})
+        (self.dir / "commit.txt").write_bytes(git.stdout)
+        (self.dir / "packages.txt").write_text("".join(packages))
+        (self.dir / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        (self.dir / "command.txt").open("a").write(shlex.join(sys.orig_argv) + "\n")
+        (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
+        os.replace(self.dir / "args.tmp", self.dir / "args.json")
+        for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
+            os.truncate(file, self.saved["events"].get(file.name, 0))
+        self.writer = SummaryWriter(self.dir)
+        if not args.resume:
+            table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", 0)
+
+    def open_wandb(self):
+        import wandb
+
+        names = {"project": self.args.wandb_project_name, "entity": self.args.wandb_entity}
+        names |= {"name": self.dir.resolve().name, "id": self.dir.resolve().name}
+        try:
+            wandb.init(**names, resume="allow", config=vars(self.args), sync_tensorboard=True, save_code=True)
+        except Exception as error:
+            if not self.args.resume:
+                os.removedirs(self.dir)
+            fail(f"--track: {' '.join(str(error).split())}; to go on without: WANDB_MODE=offline")
+
+    def stop(self, number, frame):
+        """Handle a signal: end after the next checkpoint, or at once when asked twice or when training is over."""
+        if self.over or (number == signal.SIGINT and number in self.signals):
+            sys.exit(130 if number == signal.SIGINT else 75)
+        self.signals.append(number)
+
+    def begin(self, state):
+        """Go on from the checkpoint to resume, or write the first one; `state` returns what a checkpoint holds."""
+        self.parts, self.step = state, self.saved.get("global_step", 0)
+        self.start_time, self.start_step = time.perf_counter(), self.step
+        self.marks = deque([(self.start_time, self.step)])
+        self.recent_returns.extend(self.saved.get("recent_returns", []))
+        if not self.saved:
+            self.save(self.state(0))
+
+    def state(self, global_step, **counters):
+        """What a checkpoint holds."""
+        self.writer.flush()
+        state = {"global_step": global_step, "recent_returns": np.array(self.recent_returns, float)} | counters
+        events = {file.name: file.stat().st_size for file in self.dir.glob("events*")}
+        return state | self.parts() | {"events": events}
+
+    def save(self, state):
+        """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
+        (self.dir / "unfinished.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(state))))
+        os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.msgpack")
+        self.send_films()
+
+    def send_films(self):
+        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
+        for film in sorted(films):
+            import wandb
+
+            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+            self.sent.add(film)
+
+    def log_episodes(self, global_step, reward, done):
+        """Count what the environments' episodes have brought, and log those that end with this step."""
+        if self.returns is None:
+            self.returns, self.lengths = np.zeros((2, len(reward)))
+        self.returns += reward
+        self.lengths += 1
+        for i in done.nonzero()[0]:  # environment i has made step number global_step + i + 1
+            self.writer.add_scalar("charts/episodic_return", self.returns[i], global_step + i + 1)
+            self.writer.add_scalar("charts/episodic_length", self.lengths[i], global_step + i + 1)
+            self.recent_returns.append(self.returns[i])
+            self.returns[i] = self.lengths[i] = 0
+
+    def log(self, global_step, losses, others=(), weights=()):
+        """Log the losses, which have to be finite as the weights have, and other metrics; show progress."""
+        if not np.isfinite([*losses.values(), jax.jit(optax.global_norm)(weights)]).all():
+            sys.exit(f"\nLosses are not finite at step {global_step}: {losses}. Last good checkpoint: {self.dir}")
+        sps = (global_step - self.start_step) / (time.perf_counter() - self.start_time)
+        for tag, value in (losses | dict(others) | {"charts/SPS": int(sps)}).items():
+            self.writer.add_scalar(tag, value, global_step)
+        self.show(global_step)
+
+    def show(self, step):
+        """Progress, with the speed of the last ten seconds: a bar on a terminal, else a line for each per cent."""
+        self.marks.append((time.perf_counter(), step))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > 10:
+            self.marks.popleft()
+        (began, first), (now, _), total = self.marks[0], self.marks[-1], self.total
+        sps, mean = (step - first) / (now - began), np.mean(self.recent_returns or [np.nan])
+        left = timedelta(seconds=int(max(0, total - step) / sps))
+        text = f"step {step}/{total}  SPS {sps:.0f}  return {mean:.1f}  left {left}"
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(20, columns - len(text) - 3))
+            text = f"[{'#' * min(width, width * step // total):{width}}] {text}"
+            print(f"\r{text[:columns]:{columns}}", end="", flush=True)
+        elif 100 * step // total > 100 * self.shown // total:
+            self.shown = step
+            print(f"{min(100, 100 * step // total):3} %  {text}", flush=True)
+
+    def say(self, text):
+        print(f"\n{text}" if sys.stdout.isatty() else text, flush=True)  # below the bar
+
+    def checkpoint(self, global_step, last, **counters):
+        """Save what it takes to continue, if it is time to; end here if a signal has asked for it."""
+        due = global_step // self.args.checkpoint_freq > self.step // self.args.checkpoint_freq
+        self.step, self.over = global_step, last
+        if due or last or self.signals:
+            self.save(self.state(global_step, **counters))
+        self.end_if_asked(global_step)
+
+    def end_if_asked(self, step):
+        if self.signals:
+            self.say(f"Stopped at step {step}. To continue: python {sys.argv[0]} --resume {self.dir}")
+            sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
+
+    def close(self, eval_returns=()):
+        for i, episodic_return in enumerate(eval_returns):
+            self.writer.add_scalar("eval/episodic_return", episodic_return, i)
+        if len(eval_returns):
+            self.say(f"Evaluation on held-out seeds: {np.mean(eval_returns):.2f} +- {np.std(eval_returns):.2f}")
+        self.writer.close()
+        self.send_films()
+        if self.args.upload_model:
+            push = ["-m", "cleanrl_utils.hub", "push", str(self.dir)]
+            push += ["--entity", self.args.hf_entity] * bool(self.args.hf_entity)
+            if subprocess.run([sys.executable, *push]).returncode != 0:
+                print(f"Not on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
+        self.say(f"The run is in {self.dir}. To look at it: tensorboard --logdir {self.dir}")
+
+
+def refill(tree, saved):
+    """What was saved of a pytree, on the device; of a replay buffer only the rows that were filled are saved."""
+
+    def fill(array, rows):
+        return rows if np.shape(rows) == np.shape(array) else array.at[: len(rows)].set(rows)
+
+    return jax.device_put(jax.tree.map(fill, tree, from_state_dict(tree, saved)))
 
 
 def evaluate(policy, envs, seed):
@@ -269,73 +504,36 @@ def evaluate(policy, envs, seed):
     return returns
 
 
-def load_policy(run_dir, envs, device, deterministic=True):
-    """The saved network of a run, as a function from a batch of observations to a batch of actions."""
-    actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
-    model = unflatten_dict(load_file(Path(run_dir, "model.safetensors")), sep=".")
-    params, apply = jax.device_put(model["actor"], device), jax.jit(actor.apply)
-    rng = np.random.default_rng(0)
-
-    def policy(obs):
-        mean, log_std = apply(params, obs)
-        x = mean if deterministic else mean + jnp.exp(log_std) * rng.standard_normal(mean.shape, dtype=np.float32)
-        return np.asarray(actor.squash(x))
-
-    return policy
-
-
 if __name__ == "__main__":
-    # Run directory and logger
-    stop_signals = []
-    signal.signal(signal.SIGTERM, lambda *received: stop_signals.append(received))
+    # Checks
     args = parse_args()
-    if min(args.num_envs, args.batch_size, args.policy_frequency, args.checkpoint_freq, args.total_timesteps) < 1:
-        fail("--num-envs, --batch-size, --policy-frequency, --checkpoint-freq and --total-timesteps must be at least 1")
-    if args.buffer_size < args.num_envs or args.target_network_frequency < 1 or not 0 < args.utd < np.inf:
-        fail("--buffer-size must be at least --num-envs, --target-network-frequency at least 1, --utd above 0")
-    if not 0 <= args.dropout_rate < 1:
-        fail("--dropout-rate must be at least 0 and below 1")
     if args.capture_video and sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
-    try:
-        envs = make_envs(args.env_id, 1, args.seed)  # a first look, before anything is written
-    except (gym.error.Error, ImportError) as error:
-        fail(error)
-    if not isinstance(envs.single_action_space, gym.spaces.Box) or len(envs.single_action_space.shape) != 1:
-        fail(f"{args.env_id} needs a vector of continuous actions; dqn_jax.py handles discrete ones")
-    if not envs.single_action_space.is_bounded():
-        fail(f"{args.env_id} needs bounded actions; ppo_continuous_action.py handles unbounded ones")
-    if len(envs.single_observation_space.shape or ()) != 1:
-        fail(f"{args.env_id} needs vector observations; dqn_atari_jax.py handles the images of Atari games")
-    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
-        fail(f"{args.env_id} cannot render images: leave --capture-video out")
-    checkpoint = msgpack_restore(Path(args.resume, "checkpoint.msgpack").read_bytes()) if args.resume else {}
-    run_dir, writer = open_run(args, checkpoint.get("events", {}))
+        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen; before MuJoCo is imported
+    if not (0 < args.utd < np.inf and 0 <= args.dropout_rate < 1):
+        fail("--utd must be above 0, --dropout-rate at least 0 and below 1")
+    try_envs(args, args.env_id, 1)
+    run = Run(args)
 
     # Seeding
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to other runs
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # handing over to a thread costs more than it hides here
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest to other runs
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # a thread costs more than it hides
     device = jax.devices()[0]
     key, init_key = jax.random.split(jax.random.key(args.seed))
     rng = np.random.default_rng(args.seed)
 
-    # Environments
-    envs = make_envs(args.env_id, args.num_envs, args.seed, args.capture_video, run_dir.resolve())
-
-    # Agent and optimizer
+    # Environments, agent and optimizer
+    envs = make_envs(args.env_id, args.num_envs, run.dir / "videos" if args.capture_video else None)
     obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
     low, high = envs.single_action_space.low, envs.single_action_space.high
     actor, qf = Actor(low, high), Critics(args.dropout_rate)
     actor_key, qf_key = jax.random.split(init_key)
     actor_params = jax.jit(actor.init)(actor_key, jnp.zeros((1, obs_dim)))
     qf_params = jax.jit(qf.init)(qf_key, jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim)))
-    target_entropy = -float(action_dim)
     log_alpha = jnp.log(jnp.float32(1 if args.autotune else args.alpha))
     actor_optimizer, qf_optimizer, alpha_optimizer = map(optax.adam, (args.policy_lr, args.q_lr, args.q_lr))
 
-    # Storage: the chunk holds the last transition of each environment until it goes to the replay buffer
-    chunk, staged = np.zeros((1, args.num_envs, 2 * obs_dim + action_dim + 2), dtype=np.float32), False
-    num_chunks, chunks_added = args.buffer_size // args.num_envs, 0
+    # Storage
+    replay = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
     loss_names = ["qf1_loss", "qf2_loss", "qf_loss", "qf1_values", "qf2_values"]
     loss_names += ["actor_loss", "alpha_loss", "alpha"]
     learner = {
@@ -346,106 +544,87 @@ if __name__ == "__main__":
         "actor_opt_state": actor_optimizer.init(actor_params),
         "qf_opt_state": qf_optimizer.init(qf_params),
         "alpha_opt_state": alpha_optimizer.init(log_alpha),
-        "replay": jnp.zeros((num_chunks, *chunk.shape)),
         "key": jax.random.key_data(key),
-        "losses": jnp.zeros(len(loss_names)),  # sums since they were last logged
+        "losses": jnp.zeros((2, len(loss_names))),  # sums and counts since they were last logged
         "gradient_steps": jnp.zeros((), dtype=int),
     }
-    episode_returns, episode_lengths = np.zeros((2, args.num_envs))
-    recent_returns = deque(maxlen=20)
 
     @jax.jit
     def act(params, obs, noise):
         mean, log_std = actor.apply(params, obs)
         return actor.squash(mean + jnp.exp(log_std) * noise)
 
-    def update_qf(learner, key, obs, next_obs, action, reward, terminated):
+    def update_qf(learner, batch, key):
         key, target_key, dropout_key = jax.random.split(key, 3)
-        next_action, next_logprob = actor.sample(learner["actor_params"], next_obs, key)
-        next_value = qf.apply(learner["target_qf_params"], next_obs, next_action, rngs={"dropout": target_key}).min(0)
+        b_obs, b_next_obs, b_actions, b_rewards, b_terminated = batch
+        next_actions, next_logprob = actor.sample(learner["actor_params"], b_next_obs, key)
+        rngs, target_params = {"dropout": target_key}, learner["target_qf_params"]
+        next_value = qf.apply(target_params, b_next_obs, next_actions, rngs=rngs).min(0)
         next_value -= jnp.exp(learner["log_alpha"]) * next_logprob
-        target = bellman_target(reward, terminated, next_value, args.gamma)
+        target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
 
-        def qf_loss(params):
-            q_values = qf.apply(params, obs, action, rngs={"dropout": dropout_key})
-            losses = jnp.mean((q_values - target) ** 2, axis=1)
-            return losses.sum(), jnp.concatenate([losses, losses.mean(keepdims=True), q_values.mean(1)])
+        def loss(params):
+            return q_loss(qf.apply(params, b_obs, b_actions, rngs={"dropout": dropout_key}), target)
 
-        (_, losses), gradients = jax.value_and_grad(qf_loss, has_aux=True)(learner["qf_params"])
+        (_, logged), gradients = jax.value_and_grad(loss, has_aux=True)(learner["qf_params"])
         updates, opt_state = qf_optimizer.update(gradients, learner["qf_opt_state"])
-        params, losses = optax.apply_updates(learner["qf_params"], updates), learner["losses"].at[:5].add(losses)
-        return learner | {"qf_params": params, "qf_opt_state": opt_state, "losses": losses}
+        return learner | {
+            "qf_params": optax.apply_updates(learner["qf_params"], updates),
+            "qf_opt_state": opt_state,
+            "losses": learner["losses"].at[0, :-3].add(logged).at[1, :-3].add(1),
+        }
 
-    def update_actor(learner, key, obs):
+    def update_actor(learner, b_obs, key):
         key, dropout_key = jax.random.split(key)
 
-        def actor_loss(params):
-            new_action, logprob = actor.sample(params, obs, key)
-            value = qf.apply(learner["qf_params"], obs, new_action, rngs={"dropout": dropout_key}).mean(0)
-            return (jnp.exp(learner["log_alpha"]) * logprob - value).mean(), logprob
+        def loss(params):
+            new_actions, logprob = actor.sample(params, b_obs, key)
+            rngs = {"dropout": dropout_key}
+            q_values = qf.apply(learner["qf_params"], b_obs, new_actions, rngs=rngs)
+            return policy_loss(logprob, q_values, jnp.exp(learner["log_alpha"])), logprob
 
-        def alpha_loss(log_alpha):
-            return -(jnp.exp(log_alpha) * (logprob + target_entropy)).mean()
-
-        (loss, logprob), gradients = jax.value_and_grad(actor_loss, has_aux=True)(learner["actor_params"])
+        (actor_loss, logprob), gradients = jax.value_and_grad(loss, has_aux=True)(learner["actor_params"])
         updates, opt_state = actor_optimizer.update(gradients, learner["actor_opt_state"])
         params = optax.apply_updates(learner["actor_params"], updates)
         learner |= {"actor_params": params, "actor_opt_state": opt_state}
-        losses = [loss, alpha_loss(learner["log_alpha"])]
+        alpha_loss, gradient = jax.value_and_grad(price_loss)(learner["log_alpha"], logprob, -action_dim)
         if args.autotune:
-            gradient = jax.grad(alpha_loss)(learner["log_alpha"])
-            updates, opt_state = alpha_optimizer.update(gradient, learner["alpha_opt_state"])
-            learner |= {"log_alpha": learner["log_alpha"] + updates, "alpha_opt_state": opt_state}
-        losses = jnp.stack([*losses, jnp.exp(learner["log_alpha"])])
-        return learner | {"losses": learner["losses"].at[5:].add(losses)}
+            update, opt_state = alpha_optimizer.update(gradient, learner["alpha_opt_state"])
+            learner |= {"log_alpha": learner["log_alpha"] + update, "alpha_opt_state": opt_state}
+        logged = jnp.stack([actor_loss, alpha_loss, jnp.exp(learner["log_alpha"])])
+        return learner | {"losses": learner["losses"].at[0, -3:].add(logged).at[1, -3:].add(1)}
 
-    @partial(jax.jit, donate_argnums=0, static_argnums=(3, 4))
-    def learn(learner, chunk, chunks_added, updates, actor_updates):
-        replay = learner.pop("replay").at[chunks_added % num_chunks].set(chunk)
-        filled = jnp.minimum(chunks_added + 1, num_chunks) * args.num_envs
-
+    @partial(jax.jit, donate_argnums=0, static_argnums=(2, 3))
+    def learn(learner, stored, updates, actor_updates):
         def update(learner, _):
-            key, sample_key, next_key, actor_key = jax.random.split(jax.random.wrap_key_data(learner["key"]), 4)
+            keys = jax.random.split(jax.random.wrap_key_data(learner["key"]), 4)
+            key, sample_key, next_key, actor_key = keys
             steps = learner["gradient_steps"] + 1
             learner |= {"key": jax.random.key_data(key), "gradient_steps": steps}
-            obs, *rest = sample(sample_key, replay, filled, args.batch_size, obs_dim)
-            learner = update_qf(learner, next_key, obs, *rest)
+            batch = replay.sample(sample_key, stored, args.batch_size)
+            learner = update_qf(learner, batch, next_key)
             tau = jnp.where(steps % args.target_network_frequency == 0, args.tau, 0.0)
-            target = optax.incremental_update(learner["qf_params"], learner["target_qf_params"], tau)
-            return learner | {"target_qf_params": target}, (actor_key, obs)
+            both = learner["qf_params"], learner["target_qf_params"]
+            target_params = optax.incremental_update(*both, tau)
+            return learner | {"target_qf_params": target_params}, (batch[0], actor_key)
 
         learner, batches = jax.lax.scan(update, learner, length=updates)
-        last = [column[updates - actor_updates :] for column in batches]  # the actor follows and learns from these
-        learner, _ = jax.lax.scan(lambda learner, batch: (update_actor(learner, *batch), None), learner, last)
-        return learner | {"replay": replay}
-
-    # Resume
-    def save_checkpoint():
-        writer.flush()
-        state = {"global_step": global_step, "learner": to_state_dict(jax.device_get(learner))}
-        state["learner"]["replay"] = state["learner"]["replay"][:chunks_added]
-        state |= {"chunk": chunk, "staged": staged, "chunks_added": chunks_added}
-        state["numpy_rng"] = json.dumps(rng.bit_generator.state)
-        state["events"] = {file.name: file.stat().st_size for file in run_dir.glob("events*")}
-        (run_dir / "unfinished.tmp").write_bytes(msgpack_serialize(state))
-        os.replace(run_dir / "unfinished.tmp", run_dir / "checkpoint.msgpack")
-
-    global_step = 0
-    if args.resume:
-        global_step = checkpoint["global_step"]
-        rows = checkpoint["learner"]["replay"]
-        checkpoint["learner"]["replay"] = learner["replay"].at[: len(rows)].set(rows)
-        learner = jax.device_put(from_state_dict(learner, checkpoint["learner"]))
-        chunk[:], staged, chunks_added = checkpoint["chunk"], checkpoint["staged"], checkpoint["chunks_added"]
-        rng.bit_generator.state = json.loads(checkpoint["numpy_rng"])
-    else:
-        save_checkpoint()
+        last = [column[updates - actor_updates :] for column in batches]  # the actor learns from these
+        return jax.lax.scan(lambda learner, batch: (update_actor(learner, *batch), None), learner, last)[0]
 
     # Training loop
-    start_time, start_step = time.perf_counter(), global_step
-    log_period = max(100, args.num_envs)  # environment steps
-    gradient_steps = logged_steps = int(learner["gradient_steps"])
-    obs = envs.reset(seed=args.seed + global_step)[0].copy()
+    def state():
+        generator = json.dumps(rng.bit_generator.state)
+        return {"learner": learner, "replay": replay.state_dict(), "rng": generator}
+
+    global_step = run.saved.get("global_step", 0)
+    if args.resume:
+        learner = refill(learner, run.saved["learner"])
+        replay.load_state_dict(run.saved["replay"])
+        rng.bit_generator.state = json.loads(run.saved["rng"])
+    run.begin(state)
+    gradient_steps = int(learner["gradient_steps"])
+    obs = envs.reset(seed=args.seed + global_step)[0].astype(np.float32)
     while global_step < args.total_timesteps:
         # Act
         if global_step < args.learning_starts:
@@ -455,71 +634,43 @@ if __name__ == "__main__":
             actions = np.array(act(learner["actor_params"], obs, noise))
 
         # Learn: before the environments step, so that a GPU works on it while they do
-        if staged:
-            due = int(global_step * args.utd) - int((global_step - args.num_envs) * args.utd)
-            due = due if global_step > args.learning_starts else 0
+        replay.flush()
+        due = int(global_step * args.utd) - int((global_step - args.num_envs) * args.utd)
+        if due and global_step > max(args.learning_starts, 0):
             actor_due = (gradient_steps % args.policy_frequency + due) // args.policy_frequency
-            learner = learn(learner, chunk.copy(), chunks_added, due, actor_due)
-            chunks_added, gradient_steps = chunks_added + 1, gradient_steps + due
+            learner = learn(learner, replay.stored(), due, actor_due)
+            gradient_steps += due
 
         # Step
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        episode_returns += reward
-        episode_lengths += 1
-        done, final_obs = terminated | truncated, next_obs
-        if done.any():
+        run.log_episodes(global_step, reward, terminated | truncated)
+        final_obs = next_obs
+        if (done := terminated | truncated).any():
             final_obs = next_obs.copy()
             final_obs[done] = np.stack(infos["final_obs"][done])
-            for i in np.flatnonzero(done):  # environment i has made step number global_step + i + 1
-                writer.add_scalar("charts/episodic_return", episode_returns[i], global_step + i + 1)
-                writer.add_scalar("charts/episodic_length", episode_lengths[i], global_step + i + 1)
-                recent_returns.append(episode_returns[i])
-                episode_returns[i] = episode_lengths[i] = 0
-        np.concatenate((obs, final_obs, actions, reward[:, None], terminated[:, None]), axis=1, out=chunk[0])
-        staged = True
+        replay.add(obs, final_obs, actions, reward, terminated)
         obs[:] = next_obs
         global_step += args.num_envs
 
         # Log
-        if global_step % 100 >= args.num_envs and global_step < args.total_timesteps:
-            continue
-        steps = int(learner["gradient_steps"])
-        if steps > logged_steps:
-            actor_steps = steps // args.policy_frequency - logged_steps // args.policy_frequency
-            sums, counts = learner["losses"].tolist(), [steps - logged_steps] * 5 + [actor_steps] * 3
-            norm = jax.jit(optax.global_norm)((learner["actor_params"], learner["qf_params"]))
-            if not np.isfinite([*sums, norm]).all():
-                sys.exit(f"\nLosses are not finite at step {global_step}: {sums}. Last good checkpoint: {run_dir}")
-            for name, total, count in zip(loss_names, sums, counts):
-                if count:
-                    writer.add_scalar(f"losses/{name}", total / count, global_step)
-            learner["losses"], logged_steps = jnp.zeros(len(loss_names)), steps
-        sps = (global_step - start_step) / (time.perf_counter() - start_time)
-        writer.add_scalar("charts/SPS", int(sps), global_step)
-        if sys.stdout.isatty() or global_step % (args.total_timesteps // 100 + 1) < log_period:
-            report(global_step, args.total_timesteps, sps, recent_returns)
+        log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps
+        if log_due:
+            sums_counts = zip(loss_names, *learner["losses"].tolist())
+            means = {f"losses/{name}": total / count for name, total, count in sums_counts if count}
+            learner["losses"] = jnp.zeros((2, len(loss_names)))
+            run.log(global_step, means, weights=(learner["actor_params"], learner["qf_params"]))
 
-        # Checkpoint
-        if stop_signals or global_step % args.checkpoint_freq < log_period or global_step >= args.total_timesteps:
-            save_checkpoint()
-        if stop_signals:
-            print(f"\nStopped at step {global_step}. To continue: python {sys.argv[0]} --resume {run_dir}")
-            sys.exit(75)  # schedulers start such a job again
+        # Checkpoint: when the means have just been taken
+        if log_due:
+            run.checkpoint(global_step, last=global_step >= args.total_timesteps)
 
     # Save and close
-    signal.signal(signal.SIGTERM, lambda *received: sys.exit(75))
     envs.close()
+    eval_returns = []
     if args.save_model:
         model = {"actor": learner["actor_params"], "qf": learner["qf_params"]}
-        save_file(flatten_dict(model, sep="."), run_dir / "model.safetensors")
-        eval_envs = make_envs(args.env_id, 10, args.seed)
-        eval_returns = evaluate(load_policy(run_dir, eval_envs, device), eval_envs, seed=args.seed + 2**30)
-        for i, episodic_return in enumerate(eval_returns):
-            writer.add_scalar("eval/episodic_return", episodic_return, i)
-        print(f"\nEvaluation on held-out seeds: {eval_returns.mean():.2f} +- {eval_returns.std():.2f}")
-    writer.close()
-    if args.upload_model:
-        push = ["-m", "cleanrl_utils.hub", "push", str(run_dir)] + ["--entity", args.hf_entity] * bool(args.hf_entity)
-        if subprocess.run([sys.executable, *push]).returncode != 0:
-            print(f"\nNot on the hub yet. To push it, where cleanrl_utils is installed: python {shlex.join(push)}")
-    print(f"\nThe run is in {run_dir}. To look at it: tensorboard --logdir {run_dir}")
+        save_file(flatten_dict(model, sep="."), run.dir / "model.safetensors")
+        eval_envs = make_envs(args.env_id, 10)
+        policy = load_policy(run.dir, eval_envs, device)
+        eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
+    run.close(eval_returns)

@@ -565,23 +565,19 @@ if __name__ == "__main__":
         }
 
     def update_actor(learner, b_obs, key):
-        log_alpha = learner["log_alpha"]
-
         def loss(params):
             new_actions, logprob = actor.sample(params, b_obs, key)
             q_values = qf.apply(learner["qf_params"], b_obs, new_actions)
-            return policy_loss(logprob, q_values, jnp.exp(log_alpha)), logprob
+            return policy_loss(logprob, q_values, jnp.exp(learner["log_alpha"])), logprob
 
         (actor_loss, logprob), gradients = jax.value_and_grad(loss, has_aux=True)(learner["actor_params"])
         updates, opt_state = actor_optimizer.update(gradients, learner["actor_opt_state"])
-        learner |= {
-            "actor_params": optax.apply_updates(learner["actor_params"], updates),
-            "actor_opt_state": opt_state,
-        }
-        alpha_loss, gradient = jax.value_and_grad(price_loss)(log_alpha, logprob, -action_dim)
+        params = optax.apply_updates(learner["actor_params"], updates)
+        learner |= {"actor_params": params, "actor_opt_state": opt_state}
+        alpha_loss, gradient = jax.value_and_grad(price_loss)(learner["log_alpha"], logprob, -action_dim)
         if args.autotune:
             update, opt_state = alpha_optimizer.update(gradient, learner["alpha_opt_state"])
-            learner |= {"log_alpha": log_alpha + update, "alpha_opt_state": opt_state}
+            learner |= {"log_alpha": learner["log_alpha"] + update, "alpha_opt_state": opt_state}
         logged = jnp.stack([actor_loss, alpha_loss, jnp.exp(learner["log_alpha"])])
         return learner | {"losses": learner["losses"].at[0, -3:].add(logged).at[1, -3:].add(1)}
 
@@ -598,12 +594,12 @@ if __name__ == "__main__":
             def catch_up(i, learner):
                 return update_actor(learner, batch[0], jax.random.fold_in(actor_key, i))
 
-            with_actor = steps % args.policy_frequency == 0
-            actor_updates = jnp.where(with_actor, args.policy_frequency, 0)
+            actor_updates = jnp.where(steps % args.policy_frequency == 0, args.policy_frequency, 0)
             learner = jax.lax.fori_loop(0, actor_updates, catch_up, learner)
             tau = jnp.where(steps % args.target_network_frequency == 0, args.tau, 0.0)
             both = learner["qf_params"], learner["target_qf_params"]
-            return learner | {"target_qf_params": optax.incremental_update(*both, tau)}, None
+            target_params = optax.incremental_update(*both, tau)
+            return learner | {"target_qf_params": target_params}, None
 
         return jax.lax.scan(update, learner, length=updates)[0]
 
