@@ -18,7 +18,7 @@ from cleanrl_utils.runs import results
 
 SUITE = "benchmark/suites/proof.toml"
 HEAD = ["File", "Environment", "Steps", "Seeds", "Score", "Reference", "State"]
-FREE = {"num_seeds", "buffer_device", "teacher_policy_hf_repo"}  # flags that do not change what is learned from a seed
+FREE = {"env_id", "num_seeds", "buffer_device", "teacher_policy_hf_repo"}  # besides the flags of every run
 
 
 class Goal(NamedTuple):
@@ -36,7 +36,7 @@ def flags_of(name, said):
     """The flags of a file that its learning depends on, from those that a command or args.json says."""
     known, values = facts.flags(results.ROOT, name), {}
     said = {key[3:] if key.startswith("no_") and key not in known else key: (key, value) for key, value in said.items()}
-    for flag in list(known)[list(known).index("env_id") + 1 :]:
+    for flag in list(known)[: list(known).index("exp_name")]:  # then come the flags of every run
         key, value = said.get(flag, (flag, known[flag][1].strip('"')))
         values[flag] = results.plain(value) if key == flag else "False"
     return {flag: value for flag, value in values.items() if flag not in FREE}
