@@ -8,22 +8,25 @@
 """Ape-X DQN (Horgan et al. 2018, arXiv:1803.00933): many actors, one prioritised replay, one learner; Atari games.
 
 Differs from dqn_atari.py:
-1. this process learns; the games are played by Ray actors, on a Ray of its own or, with `--ray-address`, on a cluster.
-   An actor sends batches of transitions with all their frames, each once, as bytes; the learner publishes its weights
-   at intervals, and an actor takes the newest when it begins a batch;
-2. each game has an exploration rate of its own, from `--base-epsilon` down to its power 1 + `--epsilon-exponent`;
-3. replay is prioritised: actors send the first priorities, from the Q-values that they acted by, the learner new ones;
-4. double Q-learning from returns of `--n-step` steps, which the actors sum up; they stop at an episode's end;
+1. this process learns; the games are played by Ray actors, on a Ray of its own or on a cluster
+   (`--ray-address`). An actor sends batches of transitions with all their frames, each once; the
+   learner publishes its weights at intervals, and an actor takes the newest when it begins a batch;
+2. each game has an exploration rate of its own, from `--base-epsilon` down to its power
+   1 + `--epsilon-exponent`;
+3. replay is prioritised: actors send the first priorities, the learner new ones;
+4. double Q-learning from returns of `--n-step` steps, which the actors sum up to an episode's end;
 5. dueling network, centred RMSProp, clipped gradients;
-6. batches come in whatever order: two runs with one seed are the same with one actor, and without `--free-running`.
+6. batches come in whatever order: two runs with one seed are the same with one actor, and
+   without `--free-running`.
 
-An actor that dies, alone or with its node, is replaced; meanwhile the learner goes on with what the others send.
-`global_step` counts the transitions that the learner has received.
+An actor that dies, alone or with its node, is replaced; meanwhile the learner goes on with the
+others. `global_step` counts the transitions that the learner has received.
 
 Differs from the paper:
-1. the learner makes a gradient step every `--train-frequency` environment steps, and whichever is faster waits;
-   `--free-running` lets neither wait, as in the paper, where 650 steps came in per gradient step of 19 a second;
-2. replay is in the learner's process, on the GPU if it fits; the oldest batches make room, one by one;
+1. the learner makes a gradient step every `--train-frequency` environment steps, and whichever is
+   faster waits; `--free-running` lets neither wait, as in the paper, where 650 steps came in per
+   gradient step of 19 a second;
+2. replay is in the learner's process, on the GPU if it fits; the oldest batches make room;
 3. an actor plays several games at a time;
 4. an episode cut off by a time limit is bootstrapped from its final observation;
 5. the target network is updated by the count of environment steps, with `--free-running` too.
@@ -297,10 +300,10 @@ class SumTree:
 
 
 class BatchReplay(FrameReplay):
-    """Replay of batches of rows that come with their frames and their priorities, by which they are drawn.
+    """Replay of batches of rows that come with their frames and priorities, by which they are drawn.
 
-    A row has the numbers of the frames of two observations, then action, return and discount, the last
-    two as the bits of a double. The priority of a row is the leaf of its slot, or zero without its frames.
+    A row has the numbers of the frames of two observations, then action, return and discount, the
+    last two as the bits of a double. Its priority is the leaf of its slot, or zero without its frames.
     """
 
     def __init__(self, size, batch_rows, obs_shape, device, folder):
@@ -320,7 +323,8 @@ class BatchReplay(FrameReplay):
         gone = np.arange(max(first, self.oldest - self.size), self.oldest)
         slots = np.concatenate((gone, np.arange(self.rows.end - len(new), self.rows.end))) % self.size
         priorities = np.concatenate((np.zeros(len(gone)), new))
-        self.tree.set(*(torch.from_numpy(array).to(self.window.device) for array in (slots, priorities)))
+        device = self.window.device
+        self.tree.set(torch.from_numpy(slots).to(device), torch.from_numpy(priorities).to(device))
         self.new_priorities = []
 
     def sample(self, batch_size, beta):
@@ -347,9 +351,9 @@ class BatchReplay(FrameReplay):
 
 
 def n_step_returns(rewards, terminated, truncated, gamma, n_step):
-    """Of each step but the last n: the return of the n steps from it on, its discount, and the last step in it.
+    """Of each step but the last n: the return of n steps, its discount, and the last step in it.
 
-    A return ends with its episode; `discount` is then that of the steps it has, and 0 if the episode has terminated.
+    A return ends with its episode; its discount is then that of the steps it has, 0 after a terminal one.
     """
     steps = len(rewards) - n_step
     returns, discounts = np.zeros((2, steps, *rewards.shape[1:]))
@@ -364,13 +368,13 @@ def n_step_returns(rewards, terminated, truncated, gamma, n_step):
 
 
 def double_q_target(returns, discounts, next_q_values, target_next_q_values):
-    """The return and the discounted value, in the target network's eyes, of the action that the online one prefers."""
+    """The return and the discounted value, to the target network, of what the online one prefers."""
     best = next_q_values.argmax(1, keepdim=True)
     return returns + discounts * target_next_q_values.gather(1, best).squeeze(1)
 
 
 def apex_loss(q_values, action, target, weight):
-    """The loss of a minibatch, what is logged of it under losses/, and the errors of its transitions."""
+    """The loss of a minibatch, what is logged of it under losses/, and errors for priorities."""
     q_value = q_values.gather(1, action.long()).squeeze(1)
     td_errors = target - q_value
     td_loss = (weight * td_errors.square()).mean() / 2
@@ -387,7 +391,7 @@ def exploration_rates(base, exponent, count):
 
 
 class RMSProp(torch.optim.Optimizer):
-    """Centred RMSProp with epsilon under the root; torch's has it outside, and takes roots of rounded differences."""
+    """Centred RMSProp with epsilon under the root; torch's takes roots of rounded differences."""
 
     def __init__(self, params, lr, decay=0.95, eps=1.5e-7):
         super().__init__(params, {"lr": lr, "decay": decay, "eps": eps})
@@ -406,17 +410,18 @@ class RMSProp(torch.optim.Optimizer):
 
 
 class Actor:
-    """Plays games with the weights that it is given; each of its batches can be read without those before it."""
+    """Plays games with the weights that it is given; each of its batches can be read by itself."""
 
     def __init__(self, env_id, seed, epsilons, n_step, gamma, alpha):
         torch.set_num_threads(1)
         self.epsilons, self.n_step, self.gamma, self.alpha = epsilons, n_step, gamma, alpha
-        self.rng, self.envs = np.random.default_rng(seed), make_envs(env_id, len(epsilons), num_threads=1)
+        self.rng = np.random.default_rng(seed)
+        self.envs = make_envs(env_id, len(epsilons), num_threads=1)
         self.q_network = QNetwork(self.envs)
         self.weights = flatten(self.q_network).detach().numpy()
         self.obs, self.infos = self.envs.reset(seed=seed)
-        self.frames, self.first_frame, self.steps = [], 0, []  # those that transitions yet to be sent need
-        self.stacks = np.stack([self.add_frames(stack) for stack in self.obs])  # frames of each observation
+        self.frames, self.first_frame, self.steps = [], 0, []  # for transitions yet to be sent
+        self.stacks = np.stack([self.add_frames(stack) for stack in self.obs])
         self.episode_returns, self.episode_lengths = np.zeros((2, len(epsilons)))
 
     def add_frames(self, frames):
@@ -426,11 +431,12 @@ class Actor:
 
     @torch.no_grad()
     def step(self):
-        """A step of each game: frames of its two observations, what happened, Q-values, and the episodes it ended."""
+        """A step of each game: frames of both observations, what happened, Q-values, episodes that ended."""
         q_values = self.q_network(torch.from_numpy(self.obs)).numpy()
         num_envs, num_actions = q_values.shape
         explore = self.rng.random(num_envs) < self.epsilons
-        actions = np.where(explore, self.rng.integers(num_actions, size=num_envs), q_values.argmax(1))
+        actions = self.rng.integers(num_actions, size=num_envs)
+        actions = np.where(explore, actions, q_values.argmax(1))
         lives = self.infos["lives"]
         next_obs, reward, terminated, truncated, self.infos = self.envs.step(actions)
         self.episode_returns += reward
@@ -440,37 +446,41 @@ class Actor:
         if game_over.any():
             final_obs = next_obs.copy()
             final_obs[game_over] = np.stack(self.infos["final_obs"][game_over])
-            final_values[game_over] = self.q_network(torch.from_numpy(final_obs[game_over])).amax(1).numpy()
+            values = self.q_network(torch.from_numpy(final_obs[game_over]))
+            final_values[game_over] = values.amax(1).numpy()
             for i in np.flatnonzero(game_over):
                 episodes.append((i, self.episode_returns[i], self.episode_lengths[i]))
                 self.episode_returns[i] = self.episode_lengths[i] = 0
-        stacks, next_stacks = self.stacks, np.column_stack((self.stacks[:, 1:], self.add_frames(final_obs[:, -1])))
+        followed = self.add_frames(final_obs[:, -1])
+        stacks, next_stacks = self.stacks, np.column_stack((self.stacks[:, 1:], followed))
         self.obs, self.stacks = next_obs, next_stacks.copy()
         for i in np.flatnonzero(game_over):
             self.stacks[i] = self.add_frames(next_obs[i])
         taken, best = q_values[np.arange(num_envs), actions], q_values.max(1)
-        return stacks, next_stacks, actions, np.sign(reward), terminated, truncated, taken, best, final_values, episodes
+        happened = actions, np.sign(reward), terminated, truncated
+        return stacks, next_stacks, *happened, taken, best, final_values, episodes
 
     def collect(self, weights, num_steps):
-        """Frames, the rows of the transitions of `num_steps` steps, their priorities, and the episodes that ended."""
+        """The frames, rows and priorities of the transitions of some steps, and the episodes that ended."""
         self.weights[:] = weights
         while len(self.steps) < num_steps + self.n_step:  # a step waits here until its return is known
             self.steps.append(self.step())
         *columns, episodes = zip(*self.steps)
-        stacks, next_stacks, actions, reward, terminated, truncated, taken, best, final_values = map(np.stack, columns)
-        returns, discounts, last = n_step_returns(reward, terminated, truncated, self.gamma, self.n_step)
+        stacks, next_stacks, actions, *happened, taken, best, final_values = map(np.stack, columns)
+        returns, discounts, last = n_step_returns(*happened, self.gamma, self.n_step)
         games = np.arange(len(self.epsilons))
-        next_values = np.where(truncated[:-1], final_values[:-1], best[1:])
+        next_values = np.where(happened[-1][:-1], final_values[:-1], best[1:])  # of a truncated step, a final one
         td_errors = returns + discounts * next_values[last, games] - taken[:num_steps]
         numbers = actions[:num_steps], returns.view(np.int64), discounts.view(np.int64)
-        rows = np.concatenate((stacks[:num_steps], next_stacks[last, games], np.stack(numbers, 2)), 2)
+        rows = stacks[:num_steps], next_stacks[last, games], np.stack(numbers, 2)
+        rows = np.concatenate(rows, 2)
         rows = rows.reshape(-1, rows.shape[2])
         first, end = rows[:, 0].min(), rows[:, : -len(numbers)].max() + 1
         rows[:, : -len(numbers)] -= first
         frames = np.stack(self.frames[first - self.first_frame : end - self.first_frame])
-        ended = [
-            (step * len(games) + game + 1, *episode) for step in range(num_steps) for game, *episode in episodes[step]
-        ]
+        ended = []
+        for step in range(num_steps):
+            ended += [(step * len(games) + game + 1, *episode) for game, *episode in episodes[step]]
         self.steps = self.steps[num_steps:]
         oldest = self.steps[0][0].min()
         self.frames, self.first_frame = self.frames[oldest - self.first_frame :], oldest
@@ -860,7 +870,8 @@ if __name__ == "__main__":
         slots, *batch = [x.to(device) for x in drawn or sample()]
         b_obs, b_next_obs, b_actions, b_returns, b_discounts, b_weights = replay.split(*batch)
         with torch.no_grad():
-            target = double_q_target(b_returns, b_discounts, q_network(b_next_obs), target_network(b_next_obs))
+            next_q_values = q_network(b_next_obs), target_network(b_next_obs)
+            target = double_q_target(b_returns, b_discounts, *next_q_values)
         td_loss, logged, td_errors = apex_loss(q_network(b_obs), b_actions, target, b_weights)
         weights.grad.zero_()
         td_loss.backward()
@@ -878,14 +889,17 @@ if __name__ == "__main__":
     # Training loop
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     global_step = run.restore(parts | {"replay": replay, "rng": rng})
-    gradient_steps, actor_restarts = run.saved.get("gradient_steps", 0), run.saved.get("actor_restarts", 0)
-    epsilons = exploration_rates(args.base_epsilon, args.epsilon_exponent, args.num_actors * args.envs_per_actor)
-    actors, pending = [None] * args.num_actors, {}  # what the actors work on: a future, and the actor's index
+    gradient_steps = run.saved.get("gradient_steps", 0)
+    actor_restarts = run.saved.get("actor_restarts", 0)
+    num_games = args.num_actors * args.envs_per_actor
+    epsilons = exploration_rates(args.base_epsilon, args.epsilon_exponent, num_games)
+    actors, pending = [None] * args.num_actors, {}  # the index of an actor, by the future it works on
     published = ray.put(weights.detach().cpu().numpy())
 
     def start_actor(i):
-        options = epsilons.reshape(args.num_actors, -1)[i], args.n_step, args.gamma, args.prioritized_replay_alpha
-        actors[i] = ray.remote(num_cpus=1)(Actor).remote(args.env_id, int(rng.integers(2**30)), *options)
+        options = args.n_step, args.gamma, args.prioritized_replay_alpha
+        options = int(rng.integers(2**30)), epsilons.reshape(args.num_actors, -1)[i], *options
+        actors[i] = ray.remote(num_cpus=1)(Actor).remote(args.env_id, *options)
 
     def passed(period):
         """How many multiples of the period the last batch has brought."""

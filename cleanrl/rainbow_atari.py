@@ -8,18 +8,19 @@
 
 Differs from c51_atari.py:
 1. double: the online network chooses the next action, the target network gives its distribution;
-2. dueling: the logits of an action are those of the value plus its advantage less the mean advantage;
-3. noisy: layers with factorised Gaussian noise, drawn anew at every use, explore in place of random actions;
+2. dueling: logits are those of the value plus the advantage of an action less the mean advantage;
+3. noisy: layers with factorised Gaussian noise, drawn anew at every use, in place of random actions;
 4. `--n-step` returns, put together when a transition is drawn: they end with the episode;
-5. prioritised: a transition is drawn in proportion to its last loss + `--prioritized-replay-eps`, to the power
-   `--prioritized-replay-alpha`; its loss has a weight that corrects for this, wholly at the end of training;
-6. learning rate 6.25e-5, Adam's epsilon 1.5e-4, a copy every 8,000 steps, and `--tau` of dqn_atari.py.
+5. prioritised: a transition is drawn in proportion to its last loss + `--prioritized-replay-eps`,
+   to the power `--prioritized-replay-alpha`; its loss has a weight that corrects for this, wholly
+   at the end of training;
+6. learning rate 6.25e-5, Adam's epsilon 1.5e-4, a copy every 8,000 steps, `--tau` of dqn_atari.py.
 
 Differs from the paper:
-1. noise is drawn for each observation, so that environments explore independently, not for each batch;
+1. noise is drawn for each observation, not for each batch, so that environments explore by themselves;
 2. the priority is the cross-entropy, as published: the KL divergence plus the target's entropy;
-3. weights are divided by the largest in the batch, and an episode cut off by a time limit is bootstrapped;
-4. `--tau` below 1 moves the target network a step towards the online network, where the paper copies it;
+3. weights are divided by the largest in the batch; an episode cut off by a time limit is bootstrapped;
+4. `--tau` below 1 moves the target network a step towards the online network;
 5. learning starts after 80,000 steps, where the paper has 20,000.
 
 Run: python rainbow_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
@@ -104,9 +105,9 @@ def make_envs(env_id, num_envs, life_loss=True, **options):
 
 
 class NoisyLinear(nn.Linear):
-    """Means, which nn.Linear initialises as Fortunato et al. (2018) do, and deviations of the weights.
+    """Means, which nn.Linear initialises as Fortunato et al. (2018), and deviations of the weights.
 
-    The noise of the weight from input i to output j is f(a_i) f(b_j): it can be applied to both sides.
+    The noise of the weight from input i to output j is f(a_i) f(b_j), and is applied to both sides.
     """
 
     def __init__(self, inputs, outputs, sigma=0.5):
@@ -156,8 +157,8 @@ def noisy_greedy(q_network, support, device):
 
 
 def load_policy(run_dir, envs, device, deterministic=False):
-    """The saved network of a run, as a function from observations to actions: with noise, as in training,
-    or else with the means of the weights."""
+    """The saved network of a run, as a function from observations to actions: with noise, as in
+    training, or else with the means of the weights."""
     flags = json.loads(Path(run_dir, "args.json").read_text())
     q_network = QNetwork(envs, flags["n_atoms"]).to(device)
     model = load_file(Path(run_dir, "model.safetensors"), str(device))
@@ -308,25 +309,25 @@ class SumTree:
 
 
 def n_step_return(rewards, ended, gamma):
-    """The discounted rewards of windows of steps (batch, n) up to the first end, and the number of these
-    steps. `ended` (batch, n - 1) says of each step but the last whether the episode ended with it."""
+    """The discounted rewards of windows of steps (batch, n) up to the first end, and the number of
+    these steps. `ended` (batch, n - 1): of each step but the last, whether the episode ended."""
     counted = nn.functional.pad((1 - ended.long()).cumprod(1), (1, 0), value=1)
     discounts = gamma ** torch.arange(rewards.shape[1], device=rewards.device)
     return (rewards * counted * discounts).sum(1), counted.sum(1)
 
 
 class PrioritizedReplay(FrameReplay):
-    """Replay that draws rows in proportion to their priorities, with the rewards of the steps that follow.
+    """Replay that draws rows in proportion to their priorities, with the rewards of what follows.
 
     The priority of a row is the leaf of its slot; it is zero unless the frames of the row and the
-    `n_step` - 1 steps that follow are there. The next step of an environment is `num_envs` rows later;
-    if its newest frame is not the one that followed here, the environment was reset in between.
+    `n_step` - 1 steps that follow are there. The next step of an environment is `num_envs` rows on;
+    if its newest frame is not the one that followed here, there was a reset in between.
     """
 
     def __init__(self, size, num_envs, obs_shape, device, folder, n_step):
         super().__init__(size, num_envs, obs_shape, device, folder)
         self.tree = SumTree(self.size, device)
-        self.steps = torch.arange(n_step, device=device) * num_envs  # from a row to those of the next steps
+        self.steps = torch.arange(n_step, device=device) * num_envs  # from a row to the next ones
         self.ready = 0, 0  # the first row that can be drawn, and the first after it that cannot
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # the priority of new rows
 
@@ -337,12 +338,13 @@ class PrioritizedReplay(FrameReplay):
         gone = np.arange(first, min(end, oldest))
         new = np.arange(max(end, oldest), self.ready[1])
         if len(gone) + len(new):
-            slots = torch.from_numpy(np.concatenate((gone, new)) % self.size).to(self.largest.device)
+            slots = torch.from_numpy(np.concatenate((gone, new)) % self.size)
+            slots = slots.to(self.largest.device)
             is_new = torch.arange(len(slots), device=slots.device) >= len(gone)
             self.tree.set(slots, self.largest * is_new)
 
     def sample(self, batch_size, gamma, beta):
-        """Slots; weight, action, return, terminated, discount; frames of the first and last observations."""
+        """Slots; weight, action, return, terminated, discount; frames of first and last observations."""
         slots = self.tree.sample(batch_size)
         priorities = self.tree[slots]
         weights = (priorities / priorities.min()) ** -beta
@@ -356,7 +358,7 @@ class PrioritizedReplay(FrameReplay):
         return slots, torch.stack(columns, 1), self.frames[torch.cat(frames, 1)]
 
     def split(self, columns, frames):
-        """A sample as in dqn.py: obs, next_obs, action, return, terminated; then discount and weight."""
+        """A sample as in dqn.py: obs, next_obs, action, return, terminated; then discount, weight."""
         weight, action, returns, terminated, discount = columns.float().unbind(1)
         return *frames.chunk(2, 1), action.unsqueeze(1), returns, terminated, discount, weight
 
@@ -391,7 +393,7 @@ def linear_schedule(start, end, duration, step):
 
 
 def rainbow_loss(logits, action, target, weight, support):
-    """The loss of a minibatch, what is logged of it under losses/, and the losses of its transitions."""
+    """The loss of a minibatch, what is logged of it under losses/, and losses for priorities."""
     rows = torch.arange(len(logits), device=logits.device)
     logits = logits[rows, action.long().squeeze(1)]
     losses = nn.functional.cross_entropy(logits, target, reduction="none")
@@ -728,7 +730,7 @@ if __name__ == "__main__":
     if args.n_atoms < 2 or not args.v_min < args.v_max:
         fail("--n-atoms must be at least 2, and --v-min less than --v-max")
     if args.buffer_size < 10 * args.num_envs * args.n_step:
-        fail("--buffer-size must be at least 10 times --num-envs x --n-step, for the frames of a reset")
+        fail("--buffer-size must be at least 10 times --num-envs x --n-step: a reset has frames, too")
     if args.buffer_device == "cuda" and not (torch.cuda.is_available() and args.cuda):
         fail("--buffer-device cuda needs a GPU and --cuda")
     try_envs(args, args.env_id, 1)
@@ -774,16 +776,19 @@ if __name__ == "__main__":
 
     def update(*drawn):
         slots, *batch = [x.to(device) for x in drawn or sample()]
-        b_obs, b_next_obs, b_actions, b_returns, b_terminated, b_discounts, b_weights = replay.split(*batch)
+        b_obs, b_next_obs, b_actions, b_returns, b_terminated, *rest = replay.split(*batch)
+        b_discounts, b_weights = rest
         with torch.no_grad():
             next_actions = (q_network(b_next_obs).softmax(2) @ support).argmax(1)
             best_pmfs = target_network(b_next_obs).softmax(2)[rows, next_actions]
             target = project(best_pmfs, b_returns, b_terminated, support, b_discounts[:, None])
-        loss, logged, b_losses = rainbow_loss(q_network(b_obs), b_actions, target, b_weights, support)
+        values = q_network(b_obs), b_actions, target, b_weights, support
+        loss, logged, b_losses = rainbow_loss(*values)
         weights.grad.zero_()
         loss.backward()
         optimizer.step()
-        priorities = (b_losses.double() + args.prioritized_replay_eps) ** args.prioritized_replay_alpha
+        priorities = b_losses.double() + args.prioritized_replay_eps
+        priorities = priorities**args.prioritized_replay_alpha
         if not drawn:  # else the loop does it
             replay.prioritize(slots, priorities)
         losses.add(logged)
@@ -820,8 +825,10 @@ if __name__ == "__main__":
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:
             replay.flush()
-            beta.fill_(linear_schedule(args.prioritized_replay_beta, 1, args.total_timesteps, global_step))
-        for _ in range(due if global_step > max(args.learning_starts, args.n_step * args.num_envs) else 0):
+            ends = args.prioritized_replay_beta, 1
+            beta.fill_(linear_schedule(*ends, args.total_timesteps, global_step))
+        ready = global_step > max(args.learning_starts, args.n_step * args.num_envs)
+        for _ in range(due if ready else 0):
             drawn = draw()
             logged, priorities = update(*drawn)
             td_loss, q_values = logged.values()
