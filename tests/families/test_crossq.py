@@ -98,15 +98,14 @@ RECORD = """
 records = []
 for _ in range(4):
     old = jax.device_get(learner)
-    learner = learn(learner, chunk.copy(), chunks_added, 1)
+    learner = learn(learner, replay.stored(), 1)
     _, sample_key, next_key, actor_key = jax.random.split(jax.random.wrap_key_data(old["key"]), 4)
-    filled = min(chunks_added + 1, num_chunks) * args.num_envs
-    batch = sample(sample_key, learner["replay"], filled, args.batch_size, obs_dim)
+    batch = replay.sample(sample_key, replay.stored(), args.batch_size)
     noise = [jax.random.normal(key, (args.batch_size, action_dim)) for key in (next_key, actor_key)]
     records.append(jax.device_get((old, batch, noise, learner)))
 observation = eval_envs.reset(seed=3)[0].copy()
-result |= {"records": records, "low": low, "high": high, "target_entropy": target_entropy, "obs": observation}
-result["actions"] = load_policy(run_dir, eval_envs, device)(observation)
+result |= {"records": records, "low": low, "high": high, "target_entropy": -action_dim, "obs": observation}
+result["actions"] = load_policy(run.dir, eval_envs, device)(observation)
 """
 
 
@@ -223,7 +222,7 @@ def test_critics_learn_from_one_pass_over_both_batches(run_of_crossq):
             loss = functools.partial(critic_loss, both=both, target=target)
             states = old["qf_opt_state"], new["qf_opt_state"]
             assert_adam_step(loss, critic, learned, *states, select=lambda array, i=i: array[i])
-            assert new["losses"][i] - old["losses"][i] == pytest.approx(loss(critic), rel=1e-3)
+            assert new["losses"][0, i] - old["losses"][0, i] == pytest.approx(loss(critic), rel=1e-3)
 
 
 def test_actor_learns_every_third_step_from_critics_with_frozen_statistics(run_of_crossq):
@@ -245,7 +244,7 @@ def test_actor_learns_every_third_step_from_critics_with_frozen_statistics(run_o
         _, logprob, stats = draw(actor, obs, noise, low, high, train=True)
         assert_same_statistics(after["batch_stats"], stats)
         assert_adam_step(loss, actor, after, old["actor_opt_state"], new["actor_opt_state"])
-        assert new["losses"][5] - old["losses"][5] == pytest.approx(loss(actor), rel=1e-3, abs=1e-4)
+        assert new["losses"][0, 5] - old["losses"][0, 5] == pytest.approx(loss(actor), rel=1e-3, abs=1e-4)
         entropy_missing = np.sign(-np.mean(logprob) - run_of_crossq["target_entropy"])
         assert np.sign(old["log_alpha"] - new["log_alpha"]) == entropy_missing
     assert learned in (1, 2)

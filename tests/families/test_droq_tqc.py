@@ -32,10 +32,9 @@ def constant(params, value):
 
 
 def crafted(row, **changes):
-    # the learner with one transition in all places, and with entropy for free
-    base = learner | {"losses": jnp.zeros(len(loss_names)), "log_alpha": jnp.full((), -30.0)}
-    base |= {"replay": jnp.broadcast_to(jnp.asarray(row), learner["replay"].shape)} | changes
-    return jax.tree.map(jnp.copy, base), np.broadcast_to(row, chunk.shape).copy()
+    # the learner with entropy for free, and a replay buffer with one transition in all places
+    base = learner | {"losses": jnp.zeros((2, len(loss_names))), "log_alpha": jnp.full((), -30.0)} | changes
+    return jax.tree.map(jnp.copy, base), (jnp.broadcast_to(row, replay.rows.shape), len(replay.rows))
 
 
 def counts(learner):
@@ -107,20 +106,20 @@ def test_each_critic_and_sample_has_its_own_dropout():
 DROQ_STEPS = """
 target = ignorant(learner["qf_params"], 1)
 parts = crafted(row, qf_params=constant(learner["qf_params"], 0.0), target_qf_params=target)
-together = [jax.device_get(learn(*jax.tree.map(jnp.copy, parts), chunks_added, 6, 1))]
-state, chunk_ = parts
+together = [jax.device_get(learn(*jax.tree.map(jnp.copy, parts), 6, 1))]
+state, stored = parts
 for actor_updates in (0, 0, 0, 0, 0, 1):
-    state = learn(state, chunk_, chunks_added, 1, actor_updates)
+    state = learn(state, stored, 1, actor_updates)
 apart = [jax.device_get(state)]
 paths = lambda tree: {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 result |= {"together": paths(together), "apart": paths(apart)}
 
 
 def series(parts, steps):
-    (state, chunk_), losses = parts, []
+    (state, stored), losses = parts, []
     for _ in range(steps):
-        state = learn(state | {"losses": jnp.zeros(len(loss_names))}, chunk_, chunks_added, 1, 1)
-        losses.append(np.asarray(state["losses"]))
+        state = learn(state | {"losses": jnp.zeros((2, len(loss_names)))}, stored, 1, 1)
+        losses.append(np.asarray(state["losses"])[0])
     return np.array(losses)
 
 
@@ -222,17 +221,18 @@ result["target_quantiles"] = np.asarray(qf.apply(target, next_obs, action))
 result["quantiles"] = np.asarray(qf.apply(learner["qf_params"], obs, action))
 for terminated in (0, 1):
     row[-1] = terminated
-    state, chunk_ = crafted(row, target_qf_params=target, gradient_steps=jnp.zeros((), int))
-    result[f"losses {terminated}"] = np.asarray(learn(state, chunk_, chunks_added, 1)["losses"])
-state, chunk_ = crafted(row, qf_params=target, gradient_steps=jnp.ones((), int))
-result["actor_loss"] = learn(state, chunk_, chunks_added, 1)["losses"][loss_names.index("actor_loss")] / 2
+    parts = crafted(row, target_qf_params=target, gradient_steps=jnp.zeros((), int))
+    result[f"losses {terminated}"] = np.asarray(learn(*parts, 1)["losses"])[0]
+parts = crafted(row, qf_params=target, gradient_steps=jnp.ones((), int))
+total, count = learn(*parts, 1)["losses"][:, loss_names.index("actor_loss")]
+result["actor_loss"] = total / count
 
 # all values are 0 and so is the reward: what is left of the target is the price of the next action
 row[-2:] = 0
 zero = constant(learner["qf_params"], 0.0)
 fresh = {"log_alpha": jnp.zeros(()), "qf_opt_state": qf_optimizer.init(zero)}
-state, chunk_ = crafted(row, qf_params=zero, target_qf_params=zero, **fresh)
-result["raised"] = np.asarray(learn(state, chunk_, chunks_added, 1)["qf_params"]["params"]["Dense_2"]["bias"])
+parts = crafted(row, qf_params=zero, target_qf_params=zero, **fresh)
+result["raised"] = np.asarray(learn(*parts, 1)["qf_params"]["params"]["Dense_2"]["bias"])
 """
 
 
