@@ -107,7 +107,7 @@ class QNetwork(nn.Module):
         return self.network(obs / 255)
 
 
-def epsilon_greedy(q_network, support, num_actions, epsilon, device):
+def epsilon_greedy_of_atoms(q_network, support, num_actions, epsilon, device):
     """A function from observations to actions."""
     rng = np.random.default_rng(0)
 
@@ -128,7 +128,7 @@ def load_policy(run_dir, envs, device, deterministic=False):
     q_network.load_state_dict(load_file(Path(run_dir, "model.safetensors"), str(device)))
     support = torch.linspace(flags["v_min"], flags["v_max"], flags["n_atoms"], device=device)
     epsilon = 0 if deterministic else flags["end_e"]
-    return epsilon_greedy(q_network, support, envs.single_action_space.n, epsilon, device)
+    return epsilon_greedy_of_atoms(q_network, support, envs.single_action_space.n, epsilon, device)
 
 
 class Ring:
@@ -687,7 +687,7 @@ if __name__ == "__main__":
             run.log(global_step, losses.take())
         film_due = global_step % (args.total_timesteps // 10 + 1) < max(100, args.num_envs)
         if log_due and film_due and args.capture_video:
-            policy = epsilon_greedy(q_network, support, num_actions, args.end_e, device)
+            policy = epsilon_greedy_of_atoms(q_network, support, num_actions, args.end_e, device)
             path = run.dir / f"videos/step-{global_step}.mp4"
             record_video(policy, args.env_id, args.seed, path)
 

@@ -256,16 +256,16 @@ def bellman_target(reward, terminated, next_value, gamma):
     return reward + gamma * (1 - terminated) * next_value
 
 
-def q_loss(q_values, target):
+def twin_q_loss(q_values, target):
     """The loss of a minibatch, of both critics' values, and what is logged of it under losses/."""
     qf_losses = jnp.mean((q_values - target) ** 2, axis=1)
     logged = [qf_losses, qf_losses.mean(keepdims=True), q_values.mean(1)]
     return qf_losses.sum(), jnp.concatenate(logged)
 
 
-def policy_loss(logprob, q_values, alpha):
-    """The actor's loss (eq. 9): the price of a lack of entropy, less the smaller value of both critics."""
-    return (alpha * logprob - q_values.min(0)).mean()
+def soft_policy_loss(logprob, q_value, alpha):
+    """The actor's loss (eq. 9): the price of a lack of entropy, less the value of the action."""
+    return (alpha * logprob - q_value).mean()
 
 
 def price_loss(log_alpha, logprob, target_entropy):
@@ -589,7 +589,7 @@ if __name__ == "__main__":
             next_value = jax.lax.stop_gradient(next_values.min(0))
             next_value -= jnp.exp(learner["log_alpha"]) * next_logprob
             target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
-            qf_loss, logged = q_loss(q_values, target)
+            qf_loss, logged = twin_q_loss(q_values, target)
             return qf_loss, (logged, stats)
 
         (_, (logged, stats)), gradients = jax.value_and_grad(loss, has_aux=True)(learner["qf_params"])
@@ -605,7 +605,7 @@ if __name__ == "__main__":
             outputs, stats = actor.apply(params, b_obs, mutable="batch_stats")
             new_actions, logprob = actor.sample(*outputs, key)
             q_values = qf.apply(learner["qf_params"], b_obs, new_actions)
-            return policy_loss(logprob, q_values, jnp.exp(learner["log_alpha"])), (logprob, stats)
+            return soft_policy_loss(logprob, q_values.min(0), jnp.exp(learner["log_alpha"])), (logprob, stats)
 
         loss_and_gradients = jax.value_and_grad(loss, has_aux=True)
         (actor_loss, (logprob, stats)), gradients = loss_and_gradients(learner["actor_params"])

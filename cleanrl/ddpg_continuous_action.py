@@ -207,7 +207,7 @@ def q_loss(q_values, target):
 
 
 def policy_loss(q_values):
-    """Its gradient is the deterministic policy gradient (eq. 6), downhill."""
+    """Its gradient is the deterministic policy gradient, downhill."""
     return -q_values.mean()
 
 
@@ -250,9 +250,10 @@ def parse_args():
         for flag in list(saved)[: list(saved).index("exp_name")]:
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for flag, value in vars(Args()).items():  # counts, sizes and periods
-        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
-            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for flag in fields(Args):  # counts, sizes and periods
+        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        if counts and getattr(args, flag.name) < 1:
+            fail(f"--{flag.name.replace('_', '-')} must be at least 1")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -493,8 +494,8 @@ def cuda_graph(function, warmup=3):
             return function(*args)
         if calls == warmup + 1:
             inputs = [torch.empty_like(arg, device="cuda") for arg in args]
-        for copy, arg in zip(inputs, args):
-            copy.copy_(arg, non_blocking=True)
+        for place, arg in zip(inputs, args):
+            place.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                 outputs = function(*inputs)

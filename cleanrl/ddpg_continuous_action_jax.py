@@ -210,7 +210,7 @@ def q_loss(q_values, target):
 
 
 def policy_loss(q_values):
-    """Its gradient is the deterministic policy gradient (eq. 6), downhill."""
+    """Its gradient is the deterministic policy gradient, downhill."""
     return -q_values.mean()
 
 

@@ -171,7 +171,7 @@ def begin_games(envs, key):
     return {"obs": obs, "states": states, "returns": zeros, "lengths": zeros}
 
 
-def play(q_network, envs, params, games, row):
+def collect(q_network, envs, params, games, row):
     """One step of all environments of one seed: its transitions, and the episodes it ended."""
     explore, random_action, keys, fresh = row
     action = jnp.where(explore, random_action, q_network.apply(params, games["obs"]).argmax(1))
@@ -195,7 +195,7 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions)(hidden)
 
 
-def epsilon_greedy(apply, params, num_actions, epsilon):
+def greedy_policy(apply, params, num_actions, epsilon):
     """A function from observations to actions."""
     rng = np.random.default_rng(0)
 
@@ -214,7 +214,7 @@ def load_policy(run_dir, envs, device, deterministic=False, index=0):
     params = jax.device_put(jax.tree.map(lambda param: param[index], params), device)
     flags = json.loads(Path(run_dir, "args.json").read_text())
     epsilon = 0 if deterministic else flags["end_e"]
-    return epsilon_greedy(jax.jit(q_network.apply), params, q_network.num_actions, epsilon)
+    return greedy_policy(jax.jit(q_network.apply), params, q_network.num_actions, epsilon)
 
 
 def side_by_side(apply, num_seeds):
@@ -239,7 +239,7 @@ def td_target(reward, terminated, next_q_values, gamma):
     return reward + gamma * (1 - terminated) * jnp.max(next_q_values, axis=1)
 
 
-def linear_schedule(start, end, duration, step):
+def traced_schedule(start, end, duration, step):
     return start + (end - start) * jnp.minimum(step / max(duration, 1), 1)
 
 
@@ -655,13 +655,13 @@ if __name__ == "__main__":
         explore_key, action_key, step_key, reset_key, sample_key = round_keys
         steps = start + args.num_envs * jnp.arange(round_steps)
         exploration_steps = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, steps)
+        epsilon = traced_schedule(args.start_e, args.end_e, exploration_steps, steps)
         explore = jax.random.uniform(explore_key, size) < epsilon[:, None]
         random_actions = jax.random.randint(action_key, size, 0, num_actions)
         step_keys, reset_keys = jax.random.split(step_key, size), jax.random.split(reset_key, size)
         fresh = jax.vmap(envs.reset_all, (0, None))(reset_keys, envs.env_params)
         rows = explore, random_actions, step_keys, fresh
-        step = partial(play, q_network, envs, learner["params"])
+        step = partial(collect, q_network, envs, learner["params"])
         games, (transitions, ended) = jax.lax.scan(step, learner["games"], rows, unroll=5)
         replay = learner["replay"].at[number % replay_rounds].set(transitions)
 
@@ -725,7 +725,7 @@ if __name__ == "__main__":
         if args.capture_video and global_step >= next_film:
             params = jax.tree.map(lambda x: x[0], learner["params"])
             path = run.dir / f"videos/step-{global_step}"
-            policy = epsilon_greedy(jax.jit(q_network.apply), params, num_actions, args.end_e)
+            policy = greedy_policy(jax.jit(q_network.apply), params, num_actions, args.end_e)
             film_episode(policy, args.env_id, args.seed, path)
             next_film = global_step + args.total_timesteps // 10
 
@@ -739,7 +739,7 @@ if __name__ == "__main__":
         save_file(flatten_dict(learner["params"], sep="."), run.dir / "model.safetensors")
         eval_envs = make_envs(args.env_id, 10 * args.num_seeds)  # ten for each seed
         forward = side_by_side(q_network.apply, args.num_seeds)
-        policy = epsilon_greedy(forward, learner["params"], num_actions, args.end_e)
+        policy = greedy_policy(forward, learner["params"], num_actions, args.end_e)
         eval_returns = evaluate(policy, eval_envs, seed=args.seed + 2**30)
         eval_returns = eval_returns.reshape(args.num_seeds, 10)
         np.save(run.dir / "eval_returns.npy", eval_returns)

@@ -234,16 +234,16 @@ def bellman_target(reward, terminated, next_value, gamma):
     return reward + gamma * (1 - terminated) * next_value
 
 
-def q_loss(q_values, target):
+def twin_q_loss(q_values, target):
     """The loss of a minibatch, of both critics' values, and what is logged of it under losses/."""
     qf_losses = jnp.mean((q_values - target) ** 2, axis=1)
     logged = [qf_losses, qf_losses.mean(keepdims=True), q_values.mean(1)]
     return qf_losses.sum(), jnp.concatenate(logged)
 
 
-def policy_loss(logprob, q_values, alpha):
-    """The actor's loss (eq. 9): the price of a lack of entropy, less the mean value of both critics."""
-    return (alpha * logprob - q_values.mean(0)).mean()
+def soft_policy_loss(logprob, q_value, alpha):
+    """The actor's loss (eq. 9): the price of a lack of entropy, less the value of the action."""
+    return (alpha * logprob - q_value).mean()
 
 
 def price_loss(log_alpha, logprob, target_entropy):
@@ -564,7 +564,7 @@ if __name__ == "__main__":
         target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
 
         def loss(params):
-            return q_loss(qf.apply(params, b_obs, b_actions, rngs={"dropout": dropout_key}), target)
+            return twin_q_loss(qf.apply(params, b_obs, b_actions, rngs={"dropout": dropout_key}), target)
 
         (_, logged), gradients = jax.value_and_grad(loss, has_aux=True)(learner["qf_params"])
         updates, opt_state = qf_optimizer.update(gradients, learner["qf_opt_state"])
@@ -581,7 +581,7 @@ if __name__ == "__main__":
             new_actions, logprob = actor.sample(params, b_obs, key)
             rngs = {"dropout": dropout_key}
             q_values = qf.apply(learner["qf_params"], b_obs, new_actions, rngs=rngs)
-            return policy_loss(logprob, q_values, jnp.exp(learner["log_alpha"])), logprob
+            return soft_policy_loss(logprob, q_values.mean(0), jnp.exp(learner["log_alpha"])), logprob
 
         (actor_loss, logprob), gradients = jax.value_and_grad(loss, has_aux=True)(learner["actor_params"])
         updates, opt_state = actor_optimizer.update(gradients, learner["actor_opt_state"])

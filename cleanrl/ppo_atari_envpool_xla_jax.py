@@ -255,7 +255,7 @@ def masked_mean(x, valid):
     return jnp.where(valid, x, 0).sum() / jnp.maximum(valid.sum(), 1)
 
 
-def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, valid, args):
+def masked_ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, valid, args):
     """The loss of the valid rows of a minibatch, and what is logged of it under losses/."""
     mean = partial(masked_mean, valid=valid)
     if args.norm_adv:
@@ -666,7 +666,7 @@ if __name__ == "__main__":
             logits, newvalue = agent.apply(params, rows["obs"])
             entropy = -(nn.softmax(logits) * nn.log_softmax(logits)).sum(-1)
             new = logprob_of(logits, rows["actions"]), entropy, newvalue
-            return ppo_loss(*new, *old, args)
+            return masked_ppo_loss(*new, *old, args)
 
         gradients, logged = jax.grad(loss, has_aux=True)(learner["params"])
         updates, opt_state = optimizer.update(gradients, learner["opt_state"])

@@ -302,6 +302,14 @@ class FrameReplay:
         self.saved = ends
 
 
+def explore(act, obs, epsilon, num_actions, rng):
+    """The actions of a policy, or random ones at the rate epsilon."""
+    random, actions = rng.random(len(obs)) < epsilon, rng.integers(num_actions, size=len(obs))
+    if not random.all():
+        actions = np.where(random, actions, act(torch.from_numpy(obs)).cpu().numpy())
+    return actions
+
+
 def begin(envs, replay, seed):
     """New games, into the replay: observations, the frames of each, lives."""
     obs, infos = envs.reset(seed=seed)
@@ -309,7 +317,7 @@ def begin(envs, replay, seed):
     return obs, stacks, infos["lives"]
 
 
-def play(envs, replay, actions, stacks, lives):
+def play_step(envs, replay, actions, stacks, lives):
     """A step of all games, into the replay: what `begin` returns, reward, and where a game is over."""
     next_obs, reward, terminated, truncated, infos = envs.step(actions)
     done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
@@ -323,6 +331,13 @@ def play(envs, replay, actions, stacks, lives):
     for i in done.nonzero()[0]:
         stacks[i] = replay.frames.add(next_obs[i])
     return (next_obs, stacks, infos["lives"]), reward, done
+
+
+def empty(replay, folder):
+    """Begin anew, in place, as a captured graph reads it."""
+    replay.frames.end = replay.rows.end = 0
+    replay.first_frames.clear()
+    replay.saved, replay.folder = (0, 0), folder
 
 
 def td_target(reward, terminated, next_q_values, gamma):
@@ -710,11 +725,20 @@ class PhasedRun(Run):
         for name, tag in {"loss": "loss", "td_loss": "q_loss", "distill_loss": "distill_loss"}.items():
             self.writer.add_scalar(f"charts/offline/{tag}", losses[f"losses/{name}"], step)
 
-    def score(self, policy, envs, name):
+    def keep(self, teacher_dir):
+        """Copy the teacher: a resumed run then needs neither that folder nor the hub."""
+        if not self.args.resume:
+            (self.dir / "teacher").mkdir()
+            for name in ("model.safetensors", "args.json"):
+                shutil.copyfile(teacher_dir / name, self.dir / "teacher" / name)
+
+    def score(self, policy, envs, name, step):
         """The mean return of a policy; a signal ends the games at once, as there is a fresh checkpoint."""
         ending = lambda obs: self.end_if_asked(self.step) or policy(obs)  # noqa: E731
         returns = evaluate(ending, envs, seed=self.args.seed + 2**30)
         self.say(f"{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
+        phase = "teacher" if name == "Teacher" else "offline"
+        self.writer.add_scalar(f"charts/{phase}/avg_episodic_return", returns.mean(), step)
         return float(returns.mean())
 
 
@@ -732,10 +756,7 @@ if __name__ == "__main__":
     teacher_dir = Path(args.resume, "teacher") if args.resume else find_teacher(place)
     teacher = load_teacher(teacher_dir, args.env_id, make_envs(args.env_id, 1))
     run = PhasedRun(args)
-    if not args.resume:  # which then needs neither that folder nor the hub
-        (run.dir / "teacher").mkdir()
-        for name in ("model.safetensors", "args.json"):
-            shutil.copyfile(teacher_dir / name, run.dir / "teacher" / name)
+    run.keep(teacher_dir)
 
     # Seeding
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
@@ -761,7 +782,7 @@ if __name__ == "__main__":
         fits = device.type == "cuda" and buffer_bytes + 2**32 < torch.cuda.mem_get_info()[0]
         buffer_device = "cuda" if fits else "cpu"
     offline_step = run.saved.get("offline_step", 0)
-    folder = run.dir if offline_step == args.offline_steps else run.dir / "teacher"  # with the games of the teacher
+    folder = run.dir if offline_step == args.offline_steps else run.dir / "teacher"  # whose games it has
     replay = FrameReplay(args.buffer_size, args.num_envs, obs_shape, buffer_device, folder)
     distill_coeff = torch.ones((), device=device)  # a tensor: a graph can read it
     losses = Means()
@@ -794,34 +815,30 @@ if __name__ == "__main__":
     if device.type == "cuda" and args.cuda_graphs:
         act, teacher_act, update = cuda_graph(act), cuda_graph(teacher_act), cuda_graph(update)
 
-    def explore(act, epsilon, obs):
-        random, actions = rng.random(args.num_envs) < epsilon, rng.integers(num_actions, size=args.num_envs)
-        return actions if random.all() else np.where(random, actions, act(torch.from_numpy(obs)).cpu().numpy())
-
-    def score(network, name):
+    def score(network, name, step):
         policy = epsilon_greedy(network, num_actions, args.end_e, device)
-        return run.score(policy, make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False), name)
+        games = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
+        return run.score(policy, games, name, step)
 
     # Teacher phase
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     global_step = run.restore(parts | {"replay": replay, "rng": rng})
     teacher_step, teacher_return = run.saved.get("teacher_step", 0), run.saved.get("teacher_return", 0.0)
     if teacher_step == 0:
-        teacher_return = score(teacher, "Teacher")
-        run.writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
+        teacher_return = score(teacher, "Teacher", 0)
     counters = {"teacher_return": teacher_return}
     if teacher_step < args.teacher_steps:
         obs, *games = begin(envs, replay, args.seed + teacher_step)
     run.enter(teacher_step, args.teacher_steps)
     while teacher_step < args.teacher_steps:
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step)
-        actions = explore(teacher_act, epsilon, obs)
-        (obs, *games), reward, done = play(envs, replay, actions, *games)
+        actions = explore(teacher_act, obs, epsilon, num_actions, rng)
+        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
         teacher_step += args.num_envs
         if teacher_step % args.train_frequency < args.num_envs:
             replay.flush()
-        if teacher_step % 100 < args.num_envs or teacher_step >= args.teacher_steps:
-            last = teacher_step >= args.teacher_steps
+        last = teacher_step >= args.teacher_steps
+        if teacher_step % 100 < args.num_envs or last:
             run.checkpoint_phase(teacher_step, last, teacher_step=teacher_step, **counters)
     counters["teacher_step"] = teacher_step
 
@@ -829,8 +846,7 @@ if __name__ == "__main__":
     run.enter(offline_step, args.offline_steps)
     while offline_step < args.offline_steps:
         if offline_step % 100_000 == 0 and offline_step > 0:
-            offline_return = score(q_network, "Student")
-            run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
+            score(q_network, "Student", offline_step)
         td_loss, q_values, loss, distill_loss = update(*draw()).values()
         offline_step += 1
         if offline_step % args.target_network_frequency == 0:
@@ -838,19 +854,16 @@ if __name__ == "__main__":
         if offline_step % 100 == 0 or offline_step == args.offline_steps:
             run.log_offline(offline_step, losses.take())
             if offline_step < args.offline_steps:  # else the replay is emptied first
-                last = offline_step % 100_000 == 0
-                run.checkpoint_phase(offline_step, last, offline_step=offline_step, **counters)
+                score_due = offline_step % 100_000 == 0
+                run.checkpoint_phase(offline_step, score_due, offline_step=offline_step, **counters)
     counters["offline_step"] = offline_step
     if global_step == 0:
-        replay.frames.end = replay.rows.end = 0  # emptied in place, as a captured graph reads it
-        replay.first_frames.clear()
-        replay.saved, replay.folder = (0, 0), run.dir
+        empty(replay, run.dir)
         target_weights.copy_(weights.detach())
         run.save(run.state(0, **counters))
         for path in (run.dir / "teacher").glob("replay-*.gz"):
             path.unlink()
-        offline_return = score(q_network, "Student")
-        run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
+        score(q_network, "Student", offline_step)
 
     # Training loop
     run.enter(global_step, args.total_timesteps)
@@ -859,8 +872,8 @@ if __name__ == "__main__":
     while global_step < args.total_timesteps:
         # Act
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        actions = explore(act, epsilon, obs)
-        (obs, *games), reward, done = play(envs, replay, actions, *games)
+        actions = explore(act, obs, epsilon, num_actions, rng)
+        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
         run.log_episodes(global_step, reward, done)
         last_step, global_step = global_step, global_step + args.num_envs
 

@@ -324,7 +324,7 @@ def begin(envs, replay, seed):
     return obs, stacks, infos["lives"]
 
 
-def play(envs, replay, actions, stacks, lives):
+def play_step(envs, replay, actions, stacks, lives):
     """A step of all games, into the replay: what `begin` returns, reward, and where a game is over."""
     next_obs, reward, terminated, truncated, infos = envs.step(actions)
     done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
@@ -794,7 +794,7 @@ if __name__ == "__main__":
     while teacher_step < args.teacher_steps:
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step)
         actions = explore(partial(teacher_act, teacher_params), epsilon, obs)
-        (obs, *games), reward, done = play(envs, replay, actions, *games)
+        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
         teacher_step += args.num_envs
         if teacher_step % args.train_frequency < args.num_envs:
             replay.flush()
@@ -841,7 +841,7 @@ if __name__ == "__main__":
         # Act
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         actions = explore(partial(act, learner["params"]), epsilon, obs)
-        (obs, *games), reward, done = play(envs, replay, actions, *games)
+        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
         run.log_episodes(global_step, reward, done)
         last_step, global_step = global_step, global_step + args.num_envs
 

@@ -262,7 +262,7 @@ def soft_value(logprob, q_values, alpha):
 
 
 def bellman_target(reward, terminated, next_value, gamma):
-    """The reward and the discounted value of what comes next; none after the end of an episode."""
+    """The reward and the discounted next value; none after the end of an episode."""
     return reward + gamma * (1 - terminated) * next_value
 
 

@@ -235,7 +235,7 @@ def bellman_target(reward, terminated, next_value, gamma):
     return reward + gamma * (1 - terminated) * next_value
 
 
-def q_loss(q_values, target):
+def twin_q_loss(q_values, target):
     """The loss of a minibatch, of both critics' values, and what is logged of it under losses/."""
     qf_losses = ((q_values - target) ** 2).mean(1)
     (qf1_loss, qf2_loss), (qf1_values, qf2_values) = qf_losses, q_values.mean(1)
@@ -243,9 +243,9 @@ def q_loss(q_values, target):
     return qf_losses.sum(), logged | {"qf1_values": qf1_values, "qf2_values": qf2_values}
 
 
-def policy_loss(logprob, q_values, alpha):
-    """The actor's loss (eq. 9): the price of a lack of entropy, less the smaller value of both critics."""
-    return (alpha * logprob - q_values.amin(0)).mean()
+def soft_policy_loss(logprob, q_value, alpha):
+    """The actor's loss (eq. 9): the price of a lack of entropy, less the value of the action."""
+    return (alpha * logprob - q_value).mean()
 
 
 def price_loss(log_alpha, logprob, target_entropy):
@@ -292,9 +292,10 @@ def parse_args():
         for flag in list(saved)[: list(saved).index("exp_name")]:
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for flag, value in vars(Args()).items():  # counts, sizes and periods
-        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
-            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for flag in fields(Args):  # counts, sizes and periods
+        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        if counts and getattr(args, flag.name) < 1:
+            fail(f"--{flag.name.replace('_', '-')} must be at least 1")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -535,8 +536,8 @@ def cuda_graph(function, warmup=3):
             return function(*args)
         if calls == warmup + 1:
             inputs = [torch.empty_like(arg, device="cuda") for arg in args]
-        for copy, arg in zip(inputs, args):
-            copy.copy_(arg, non_blocking=True)
+        for place, arg in zip(inputs, args):
+            place.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                 outputs = function(*inputs)
@@ -607,7 +608,7 @@ if __name__ == "__main__":
             next_value = target_qf(b_next_obs, next_actions).amin(0)
             next_value -= log_alpha.exp() * next_logprob
             target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
-        loss, logged = q_loss(qf(b_obs, b_actions), target)
+        loss, logged = twin_q_loss(qf(b_obs, b_actions), target)
         qf_weights.grad.zero_()
         loss.backward()
         qf_optimizer.step()
@@ -616,7 +617,8 @@ if __name__ == "__main__":
 
     def update_actor(b_obs):
         new_actions, logprob = actor.sample(b_obs)
-        actor_loss = policy_loss(logprob, qf(b_obs, new_actions), log_alpha.exp().detach())
+        q_value = qf(b_obs, new_actions).amin(0)
+        actor_loss = soft_policy_loss(logprob, q_value, log_alpha.exp().detach())
         actor_weights.grad.zero_()
         actor_loss.backward(inputs=list(actor.parameters()))  # no gradient of the critics' weights
         actor_optimizer.step()

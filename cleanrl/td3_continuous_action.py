@@ -220,7 +220,7 @@ def bellman_target(reward, terminated, next_value, gamma):
     return reward + gamma * (1 - terminated) * next_value
 
 
-def q_loss(q_values, target):
+def twin_q_loss(q_values, target):
     """The loss of a minibatch, of both critics' values, and what is logged of it under losses/."""
     qf_losses = ((q_values - target) ** 2).mean(1)
     (qf1_loss, qf2_loss), (qf1_values, qf2_values) = qf_losses, q_values.mean(1)
@@ -229,7 +229,7 @@ def q_loss(q_values, target):
 
 
 def policy_loss(q_values):
-    """Its gradient is the deterministic policy gradient (eq. 1), downhill."""
+    """Its gradient is the deterministic policy gradient, downhill."""
     return -q_values.mean()
 
 
@@ -272,9 +272,10 @@ def parse_args():
         for flag in list(saved)[: list(saved).index("exp_name")]:
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
-    for flag, value in vars(Args()).items():  # counts, sizes and periods
-        if type(value) is int and value > 0 and getattr(args, flag) < 1 and flag not in ("seed", "learning_starts"):
-            fail(f"--{flag.replace('_', '-')} must be at least 1")
+    for flag in fields(Args):  # counts, sizes and periods
+        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        if counts and getattr(args, flag.name) < 1:
+            fail(f"--{flag.name.replace('_', '-')} must be at least 1")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -515,8 +516,8 @@ def cuda_graph(function, warmup=3):
             return function(*args)
         if calls == warmup + 1:
             inputs = [torch.empty_like(arg, device="cuda") for arg in args]
-        for copy, arg in zip(inputs, args):
-            copy.copy_(arg, non_blocking=True)
+        for place, arg in zip(inputs, args):
+            place.copy_(arg, non_blocking=True)
         if calls == warmup + 1:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                 outputs = function(*inputs)
@@ -585,7 +586,7 @@ if __name__ == "__main__":
             next_actions = (target_actor(b_next_obs) + noise).clamp(actor.low, actor.high)
             next_value = target_qf(b_next_obs, next_actions).amin(0)
             target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
-        loss, logged = q_loss(qf(b_obs, b_actions), target)
+        loss, logged = twin_q_loss(qf(b_obs, b_actions), target)
         qf_weights.grad.zero_()
         loss.backward()
         qf_optimizer.step()

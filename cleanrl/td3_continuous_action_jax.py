@@ -207,7 +207,7 @@ def bellman_target(reward, terminated, next_value, gamma):
     return reward + gamma * (1 - terminated) * next_value
 
 
-def q_loss(q_values, target):
+def twin_q_loss(q_values, target):
     """The loss of a minibatch, of both critics' values, and what is logged of it under losses/."""
     qf_losses = jnp.mean((q_values - target) ** 2, axis=1)
     logged = [qf_losses, qf_losses.mean(keepdims=True), q_values.mean(1)]
@@ -215,7 +215,7 @@ def q_loss(q_values, target):
 
 
 def policy_loss(q_values):
-    """Its gradient is the deterministic policy gradient (eq. 1), downhill."""
+    """Its gradient is the deterministic policy gradient, downhill."""
     return -q_values.mean()
 
 
@@ -527,7 +527,7 @@ if __name__ == "__main__":
         target = bellman_target(b_rewards, b_terminated, next_value, args.gamma)
 
         def loss(params):
-            return q_loss(qf.apply(params, b_obs, b_actions), target)
+            return twin_q_loss(qf.apply(params, b_obs, b_actions), target)
 
         (_, logged), gradients = jax.value_and_grad(loss, has_aux=True)(learner["qf_params"])
         updates, opt_state = optimizer.update(gradients, learner["qf_opt_state"])

@@ -246,16 +246,16 @@ def quantile_huber_loss(quantiles, target):
     return (weight * optax.huber_loss(error)).mean((1, 2, 3))
 
 
-def q_loss(quantiles, target):
+def quantile_loss(quantiles, target):
     """The loss of a minibatch, of all critics' quantiles, and what is logged of it under losses/."""
     qf_losses = quantile_huber_loss(quantiles, target)
     logged = [qf_losses, qf_losses.mean(keepdims=True), quantiles.mean((1, 2))]
     return qf_losses.sum(), jnp.concatenate(logged)
 
 
-def policy_loss(logprob, quantiles, alpha):
-    """The actor's loss: the price of a lack of entropy, less the mean of all critics' quantiles."""
-    return (alpha * logprob - quantiles.mean((0, 2))).mean()
+def soft_policy_loss(logprob, q_value, alpha):
+    """The actor's loss (eq. 9): the price of a lack of entropy, less the value of the action."""
+    return (alpha * logprob - q_value).mean()
 
 
 def price_loss(log_alpha, logprob, target_entropy):
@@ -578,7 +578,7 @@ if __name__ == "__main__":
         target = bellman_target(b_rewards[:, None], b_terminated[:, None], next_value, args.gamma)
 
         def loss(params):
-            return q_loss(qf.apply(params, b_obs, b_actions), target)
+            return quantile_loss(qf.apply(params, b_obs, b_actions), target)
 
         (_, logged), gradients = jax.value_and_grad(loss, has_aux=True)(learner["qf_params"])
         updates, opt_state = qf_optimizer.update(gradients, learner["qf_opt_state"])
@@ -592,7 +592,7 @@ if __name__ == "__main__":
         def loss(params):
             new_actions, logprob = actor.sample(params, b_obs, key)
             quantiles = qf.apply(learner["qf_params"], b_obs, new_actions)
-            return policy_loss(logprob, quantiles, jnp.exp(learner["log_alpha"])), logprob
+            return soft_policy_loss(logprob, quantiles.mean((0, 2)), jnp.exp(learner["log_alpha"])), logprob
 
         (actor_loss, logprob), gradients = jax.value_and_grad(loss, has_aux=True)(learner["actor_params"])
         updates, opt_state = actor_optimizer.update(gradients, learner["actor_opt_state"])

@@ -41,7 +41,7 @@ def test_convolution_and_initial_weights(name):
         assert not params[layer]["bias"].any()
 
 
-@each_text("ppo_loss", "masked_mean", **on_xla)
+@each_text("masked_ppo_loss", "masked_mean", **on_xla)
 @pytest.mark.parametrize("clip_vloss", [True, False])
 @pytest.mark.parametrize("norm_adv", [True, False])
 def test_loss_and_gradients_are_those_of_the_valid_rows_alone(name, clip_vloss, norm_adv):
@@ -61,7 +61,7 @@ def test_loss_and_gradients_are_those_of_the_valid_rows_alone(name, clip_vloss, 
     for column in (*new, *(mb[column] for column in columns)):
         column[~mb["valid"]] *= 30
     new, args = [column.astype(np.float32) for column in new], SimpleNamespace(**flags)
-    loss_of = lambda *new: module.ppo_loss(*new, *mb.values(), args)  # noqa: E731
+    loss_of = lambda *new: module.masked_ppo_loss(*new, *mb.values(), args)  # noqa: E731
     (loss, logged), gradients = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)(*new)
 
     newlogprob, entropy, newvalue = (torch.tensor(column[mb["valid"]], requires_grad=True) for column in new)
@@ -88,11 +88,11 @@ def test_loss_and_gradients_are_those_of_the_valid_rows_alone(name, clip_vloss, 
         np.testing.assert_allclose(ours[mb["valid"]], theirs.grad, rtol=1e-3, atol=1e-6)
 
 
-@each_text("ppo_loss", "masked_mean", **on_xla)
+@each_text("masked_ppo_loss", "masked_mean", **on_xla)
 def test_a_minibatch_of_dummy_rows_alone_teaches_nothing(name):
     module = load(name)
     new, old, valid = np.ones((3, 4), np.float32) / 2, np.ones((4, 4), np.float32), np.zeros(4, bool)
-    loss, logged = module.ppo_loss(*new, *old, valid, module.Args())
+    loss, logged = module.masked_ppo_loss(*new, *old, valid, module.Args())
     assert loss == 0 and not np.asarray(logged).any()
 
 
@@ -126,7 +126,7 @@ batch, explained_variance = targets(params, rollout, games["obs"])
 logits, values = agent.apply(params, batch["obs"])
 entropy = -(nn.softmax(logits) * nn.log_softmax(logits)).sum(-1)
 old = [batch[name] for name in ("logprobs", "values", "advantages", "returns", "valid")]
-_, first = ppo_loss(logprob_of(logits, batch["actions"]), entropy, values, *old, args)
+_, first = masked_ppo_loss(logprob_of(logits, batch["actions"]), entropy, values, *old, args)
 observations = np.concatenate((rollout["obs"], np.asarray(games["obs"])[None]))
 result["values"] = np.stack([agent.apply(params, x)[1] for x in observations])
 result |= {"batch": jax.device_get(batch), "explained_variance": float(explained_variance)}

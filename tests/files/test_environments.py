@@ -29,7 +29,7 @@ each_actor = each_text("make_env", "Actor", which=continuous)
 @each_make_env
 def test_dict_observations_are_flattened(name):
     """Keys in the order of the space, numbers of a discrete space as one of three, float64 throughout."""
-    envs = load(name).make_envs("probe_envs:Spaces-v0", 2, 1)
+    envs = load(name).make_envs("probe_envs:Spaces-v0", 2)
     obs, _ = envs.reset(seed=3)
     assert envs.single_observation_space.shape == (3 + 4 + 3,)
     alone = probe_envs.Spaces()
@@ -44,7 +44,7 @@ def test_dict_observations_are_flattened(name):
 def test_images_are_not_flattened(name):
     """A file refuses what is not a vector: see test_bad_input.py."""
     for env_id, shape in (("Camera-v0", None), ("ImageContinuous-v0", (8, 8, 3))):
-        assert load(name).make_envs(f"probe_envs:{env_id}", 1, 1).single_observation_space.shape == shape
+        assert load(name).make_envs(f"probe_envs:{env_id}", 1).single_observation_space.shape == shape
 
 
 ACTIONS = """
@@ -108,7 +108,7 @@ ROBOTS = "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum
 @pytest.mark.parametrize("version", ["v4", "v5"])
 def test_mujoco(name, version):
     for robot in [*ROBOTS.split(), "Walker2d", *["Pusher"] * (version == "v5")]:
-        envs = load(name).make_envs(f"{robot}-{version}", 1, 1)
+        envs = load(name).make_envs(f"{robot}-{version}", 1)
         obs, _ = envs.reset(seed=1)
         obs, reward, *_ = envs.step(np.zeros((1, *envs.single_action_space.shape), dtype=np.float32))
         assert obs.ndim == 2 and np.isfinite(obs).all() and np.isfinite(reward).all()
@@ -133,7 +133,7 @@ def test_missing_dm_control_names_the_packages(name, monkeypatch):
     for missing in ("shimmy", "dm_control"):
         monkeypatch.setattr(module, "find_spec", {"shimmy": True, "dm_control": True, missing: None}.get)
         with pytest.raises(ImportError, match="pip install shimmy dm_control==.* mujoco=="):
-            module.make_envs("dm_control/cheetah-run-v0", 1, 1)
+            module.make_envs("dm_control/cheetah-run-v0", 1)
 
 
 @each_make_env
@@ -173,7 +173,7 @@ def test_dm_control(name, tmp_path):
 def test_dm_control_is_seeded_and_truncates(name):
     returns = []
     for _ in range(2):
-        envs = load(name).make_envs("dm_control/cheetah-run-v0", 1, 1)
+        envs = load(name).make_envs("dm_control/cheetah-run-v0", 1)
         assert envs.single_observation_space.shape == (17,)
         envs.reset(seed=5)
         rewards = []
