@@ -7,7 +7,7 @@ Rules, by the name that a finding carries:
   block    the marked block of what a run needs besides its algorithm, from its comment to the end of `evaluate`, is the
            same text in all files of a backend; its methods that use no backend are the same in both
   budget   all that a reader reads, that is all but the block, has at most `lines` lines, and at most `changed` lines
-           added + deleted against that of the `parent`; the main block has at most 170
+           added + deleted against that of the `parent`; the main block has at most 170, or `main`
   import   nothing is imported from the repository (cleanrl, cleanrl_utils, benchmark, tests, a neighbouring file)
   drift    outside the block, too, a top-level function or class has the same text in every file; exempt are Args,
            make_env, make_envs, load_policy and networks (Agent, QNetwork, Actor, SoftQNetwork, subclasses of Module);
@@ -168,8 +168,8 @@ def check_budgets(file, changed):
     lines, main = len(file.to_read()), file.main[1] - file.main[0] + 1
     if lines > (budget := file.table.get("lines", lines)):
         yield 1, "budget", f"{lines} lines to read, budget {budget}; shorten it or raise `lines` in lineage.toml"
-    if main > MAIN_LENGTH:
-        yield file.main[0], "budget", f"the main block has {main} lines, at most {MAIN_LENGTH}; make a step a function"
+    if main > (most := file.table.get("main", MAIN_LENGTH)):
+        yield file.main[0], "budget", f"the main block has {main} lines, at most {most}; make a step a function"
     if changed is not None and changed > (budget := file.table.get("changed", changed)):
         parent = file.table["parent"]
         yield 1, "budget", f"{changed} lines changed against {parent}.py, budget {budget}; stay closer to the parent"
