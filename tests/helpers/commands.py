@@ -402,10 +402,10 @@ def parser_of(path):
             return all(alias.name.split(".")[0] in light for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             return node.module.split(".")[0] in light
-        return getattr(node, "name", None) in ("Args", "fail", "parse_args")
+        return getattr(node, "name", None) in ("Args", "fail", "read_flags", "parse_args")
 
     module = types.ModuleType(f"arguments_of_{path.stem}")
-    module.__file__ = str(path)
+    module.__file__, module.__doc__ = str(path), ast.get_docstring(tree)
     sys.modules[module.__name__] = module  # where dataclasses look their types up
     tree.body = [node for node in tree.body if wanted(node)]
     exec(compile(tree, str(path), "exec"), vars(module))
