@@ -955,7 +955,7 @@ if __name__ == "__main__":
         log_due = passed(100) or passed(args.checkpoint_freq) or film_due or global_step >= args.total_timesteps
         counters = {"gradient_steps": gradient_steps, "actor_restarts": actor_restarts}
         if log_due:
-            others = {f"charts/{name}": count for name, count in counters.items()}
+            others = {"charts/gradient_steps": gradient_steps, "charts/actor_restarts": actor_restarts}
             run.log(global_step, losses.take(), others)
         if log_due and film_due and args.capture_video:
             policy = epsilon_greedy(q_network, num_actions, args.eval_epsilon, device)

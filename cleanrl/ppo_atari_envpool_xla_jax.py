@@ -565,11 +565,12 @@ class RunWithMeans(Run):
         """Log the games of a rollout that ended, and the means of the last 20."""
         for step, i in np.argwhere(game_over):
             at = global_step + step * game_over.shape[1] + i + 1  # the number of this step
-            for name, value in {"return": returns[step, i], "length": lengths[step, i]}.items():
-                recent = self.recent_returns if name == "return" else self.recent_lengths
-                recent.append(value)
-                self.writer.add_scalar(f"charts/episodic_{name}", value, at)
-                self.writer.add_scalar(f"charts/avg_episodic_{name}", np.mean(recent), at)
+            self.recent_returns.append(returns[step, i])
+            self.recent_lengths.append(lengths[step, i])
+            self.writer.add_scalar("charts/episodic_return", returns[step, i], at)
+            self.writer.add_scalar("charts/avg_episodic_return", np.mean(self.recent_returns), at)
+            self.writer.add_scalar("charts/episodic_length", lengths[step, i], at)
+            self.writer.add_scalar("charts/avg_episodic_length", np.mean(self.recent_lengths), at)
 
 
 if __name__ == "__main__":

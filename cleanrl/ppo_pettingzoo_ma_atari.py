@@ -597,9 +597,9 @@ class RunOfPlayers(Run):
         self.returns += reward
         self.lengths += 1
         for i in done.nonzero()[0]:
-            player, at = f"player{i % 2}", global_step + i + 1
-            self.writer.add_scalar(f"charts/episodic_return-{player}", self.returns[i], at)
-            self.writer.add_scalar(f"charts/episodic_length-{player}", self.lengths[i], at)
+            at = global_step + i + 1
+            self.writer.add_scalar(f"charts/episodic_return-player{i % 2}", self.returns[i], at)
+            self.writer.add_scalar(f"charts/episodic_length-player{i % 2}", self.lengths[i], at)
             if i % 2 == 0:  # what one wins the other may lose
                 self.recent_returns.append(self.returns[i])
             self.returns[i] = self.lengths[i] = 0

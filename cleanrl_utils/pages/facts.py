@@ -292,7 +292,32 @@ def metrics(root, name):
             for child in ast.iter_child_nodes(node):
                 yield from visit(child, scope)
 
-    return sorted({tag for tag in visit(tree, {}) if re.fullmatch(r"(charts|losses|eval|episode)/[\w/{}-]+", tag)})
+    names = logged_names(tree) | {name for name in strings["loss_names"] if "/" not in name}
+    tags = {*visit(tree, {}), *(f"losses/{name}" for name in names)} - {"losses/{name}"}
+    return sorted(tag for tag in tags if re.fullmatch(r"(charts|losses|eval|episode)/[\w/{}-]+", tag))
+
+
+def logged_names(tree):
+    """The keys of what updates log of their losses: of dictionaries called `logged`, or that a loss returns."""
+    places = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+            places += [node.value] * ("logged" in names)
+        elif isinstance(node, ast.FunctionDef) and node.name.endswith("_loss"):
+            places += [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add":
+            places += [part for part in node.args if isinstance(part, (ast.Dict, ast.BinOp))]
+    dicts = (part for place in places for part in ast.walk(place) if isinstance(part, ast.Dict))
+    return {
+        key
+        for found in dicts
+        for node in found.keys
+        if node
+        for key in constants(node)
+        if not key.startswith("charts/")
+    }
 
 
 def constants(node):
