@@ -133,7 +133,7 @@ def run_again(run_dir, script, steps):
         print(line, end="", flush=True)
         if found := re.match(r"(?:The run is in|Stopped at .* --resume) (.+?)(?:\. To look at it.*)?$", line):
             folder = Path(found[1])
-        progress = re.match(r"\[[# ]+\] step (\d+)/", line)
+        progress = re.match(r"(?:\[[# ]+\]| *\d+ %) +step (\d+)/", line)  # older files draw a bar
         if steps and progress and int(progress[1]) >= steps and not stopping:
             stopping = True
             process.terminate()  # it writes what it has and ends with 75
