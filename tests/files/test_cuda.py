@@ -42,7 +42,7 @@ def again(function):
     return function(*inspect.getclosurevars(function).nonlocals["inputs"])
 
 
-step = update if "update" in globals() else update_critics  # one graph for each kind of gradient step
+step = update if "update" in globals() else update_qf  # one graph for each kind of gradient step
 result["device"] = device.type
 result["weights"] = all_weights().cpu().numpy()
 """
