@@ -6,6 +6,7 @@ around them; tests/helpers: what these share, and the probe environments, which 
 
 import ctypes
 import os
+import signal
 import sys
 from collections import defaultdict
 from ctypes.util import find_library
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy: tests run side by side, and threads of one would wait for others
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; runs under test inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from helpers.files import HELPERS, ROOT
 

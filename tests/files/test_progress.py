@@ -30,7 +30,12 @@ def test_the_bar_fits_the_terminal(name, columns, tmp_path):
 
     require_for(name)
     command = [str(script(name)), *smoke(name, total_timesteps=2 * smoke_total(name))]
-    options = {"cwd": str(tmp_path), "env": environment(TERM="xterm"), "encoding": "utf-8", "dimensions": (24, columns)}
+    options = {
+        "cwd": str(tmp_path),
+        "env": environment(TERM="xterm", COLUMNS=None),
+        "encoding": "utf-8",
+        "dimensions": (24, columns),
+    }
     child = pexpect.spawn(sys.executable, command, timeout=120, **options)
     child.expect(pexpect.EOF)
     drawn = [line for line in re.split(r"[\r\n]+", child.before) if "step" in line]
