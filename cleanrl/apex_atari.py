@@ -82,7 +82,7 @@ class Args:
     n_step: int = 3  # steps of reward in a target, unless the episode ends before
     gamma: float = 0.99  # discount
     tau: float = 1.0  # step of the target network towards the online network (1 copies it)
-    target_network_frequency: int = 160_000  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 160_000  # steps between updates of the target network
     batch_size: int = 512  # transitions per gradient step
     base_epsilon: float = 0.4  # exploration rate of the first game
     epsilon_exponent: float = 7.0  # what the exponent of the exploration rate grows by up to the last game

@@ -56,7 +56,7 @@ class Args:
     v_max: float = 100.0  # highest atom
     buffer_size: int = 10_000  # transitions that the replay buffer holds
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 500  # steps between updates of the target network
     batch_size: int = 128  # transitions per gradient step
     start_e: float = 1.0  # exploration rate at the start
     end_e: float = 0.05  # exploration rate at the end

@@ -67,7 +67,7 @@ class Args:
     v_max: float = 10.0  # highest atom
     buffer_size: int = 1_000_000  # transitions that the replay buffer holds
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 10_000  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 10_000  # steps between updates of the target network
     batch_size: int = 32  # transitions per gradient step
     start_e: float = 1.0  # exploration rate at the start
     end_e: float = 0.01  # exploration rate at the end

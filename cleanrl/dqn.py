@@ -49,7 +49,7 @@ class Args:
     buffer_size: int = 10_000  # transitions that the replay buffer holds
     gamma: float = 0.99  # discount
     tau: float = 1.0  # step of the target network towards the online network (1 copies it)
-    target_network_frequency: int = 500  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 500  # steps between updates of the target network
     batch_size: int = 128  # transitions per gradient step
     start_e: float = 1.0  # exploration rate at the start
     end_e: float = 0.05  # exploration rate at the end

@@ -76,7 +76,7 @@ class Args:
     buffer_size: int = 1_000_000  # transitions that the replay buffer holds
     gamma: float = 0.99  # discount
     tau: float = 1.0  # step of the target network towards the online network (1 copies it)
-    target_network_frequency: int = 1000  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 1000  # steps between updates of the target network
     batch_size: int = 32  # transitions per gradient step
     start_e: float = 1.0  # exploration rate at the start
     end_e: float = 0.01  # exploration rate at the end

@@ -72,7 +72,7 @@ class Args:
     prioritized_replay_eps: float = 1e-6  # what is added to a loss to make it a priority
     gamma: float = 0.99  # discount
     tau: float = 1.0  # step of the target network towards the online network (1 copies it)
-    target_network_frequency: int = 8000  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 8000  # steps between updates of the target network
     batch_size: int = 32  # transitions per gradient step
     learning_starts: int = 80_000  # environment steps before the first gradient step
     train_frequency: int = 4  # environment steps between gradient steps

@@ -61,7 +61,7 @@ class Args:
     buffer_device: Literal["auto", "cuda", "cpu"] = "auto"  # where the replay buffer is: the GPU if it fits, or named
     gamma: float = 0.99  # discount
     tau: float = 1.0  # step of the target network towards the online network (1 copies it)
-    target_network_frequency: int = 8000  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 8000  # steps between updates of the target network
     batch_size: int = 64  # transitions per gradient step
     learning_starts: int = 20_000  # environment steps before the first gradient step
     update_frequency: int = 4  # environment steps between gradient steps

@@ -69,7 +69,7 @@ class Args:
     q_lr: float = 1e-3  # step size of the optimizers of the critics and of alpha
     utd: float = 1.0  # gradient steps per environment step
     policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
-    target_network_frequency: int = 1  # environment steps (continuous SAC: gradient steps) between target updates
+    target_network_frequency: int = 1  # steps between updates of the target network
     alpha: float = 0.2  # price of entropy, where it is not tuned
     autotune: bool = True  # tune the price of entropy
 
