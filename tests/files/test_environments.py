@@ -48,6 +48,20 @@ def test_images_are_not_flattened(name):
             load(name).make_envs(f"probe_envs:{env_id}", 1)
 
 
+class WithoutModes(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self):  # takes no render_mode
+        pass
+
+
+@each_make_env
+def test_a_constructor_without_render_mode(name):
+    """It is passed only when a file films."""
+    gym.register("WithoutModes-v0", WithoutModes)
+    assert load(name).make_envs("WithoutModes-v0", 2).single_observation_space.shape == (3,)
+
+
 ACTIONS = """
 import probe_envs
 
