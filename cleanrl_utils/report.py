@@ -1,9 +1,13 @@
-"""A page that shows the learning curves of runs: python -m cleanrl_utils.report runs benchmark/results -o report
+"""Learning curves of runs, as a page or for a paper: python -m cleanrl_utils.report runs benchmark/results -o report
 
 Writes report/index.html, which needs no server, no network and no other file but the videos beside it: learning curves
 by environment over steps and over wall time with their intervals, zoom, filters, the trace of every curve to its runs
 (hyperparameters, command, commit, packages, videos), aggregates over environments and tables of scores, which are also
 in report/scores.md and report/scores.csv. Paths are run folders, folders with run folders in them, or recorded results.
+
+    python -m cleanrl_utils.report runs --labels ppo=PPO dqn=DQN --figure curves.pdf --table scores.tex
+
+draws the same curves and intervals as a figure, and writes the scores as a table, without a page.
 
 --normalise says what 0 and 1 are in the aggregates over environments:
   start      the return at the beginning of training and the highest score of any ended run (the default)
@@ -27,6 +31,7 @@ import sys
 import time
 import webbrowser
 from collections import Counter, defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -34,7 +39,8 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from cleanrl_utils import fail
-from cleanrl_utils.runs import events, results, stats
+from cleanrl_utils.runs import events, figure, results, stats, tables
+from cleanrl_utils.runs.tables import plain, write_csv
 
 PAGE = Path(__file__).parent / "pages/report"
 RETURN = results.RETURN
@@ -49,6 +55,12 @@ MODES = {
     "reference": "0 is the return with which training begins (the mean over the first twentieth of the episodes, or of "
     "the points of a recorded curve, of all runs) and 1 the best published score of the algorithms shown",
 }
+MOST_SETTINGS = 3  # flags that a label names; beyond, settings are numbered
+# Flags that say nothing about learning, or have a place of their own in the page.
+ASIDE = set(
+    "seed exp_name env_id total_timesteps track wandb_project_name wandb_entity capture_video save_model upload_model "
+    "hf_entity resume checkpoint_freq".split()
+)
 TAUS, PARTS = 101, 50  # points of performance profiles, and of the course of the interquartile mean
 
 
@@ -87,20 +99,47 @@ def without_duplicates(runs):
     return [run for run in kept.values() if run.source == "run" or not recorded(run)]
 
 
-def repeated_seeds(runs):
-    """Whether a seed was run at several commits: then a mean over all runs would hide what changed between these."""
-    commits = defaultdict(set)
+def flag_of(run, flag):
+    """The value of a flag as text, that of the script's default where a record does not say it; None if not known."""
+    value = results.default(run.script, flag) if flag not in run.args else str(run.args[flag])
+    return value and results.plain(value)
+
+
+def settings_apart(runs):
+    """The flags, and "commit", in which runs of an algorithm differ that repeat the same seed: no mean over these."""
+    again, apart = defaultdict(list), set()
     for run in runs:
-        commits[run.env_id, run.exp_name, run.total_timesteps, run.seed].add(short_commit(run))
-    return any(len(several) > 1 for several in commits.values())
+        again[run.env_id, run.total_timesteps, run.seed].append(run)
+    for alike in (group for group in again.values() if len(group) > 1):
+        for flag in {flag for run in alike for flag in run.args} - ASIDE - apart:
+            if len({flag_of(run, flag) for run in alike} - {None}) > 1:
+                apart.add(flag)
+        if len({run.commit for run in alike}) > 1:
+            apart.add("commit")
+    return apart
 
 
-def short_commit(run):
-    return " ".join(word[:10] for word in run.commit.split())
+def setting_of(run, apart):
+    """What tells the setting of a run from the others, in words for a label."""
+    commit = "+".join(word[:7] for word in run.commit.split()) or "?"
+    words = [f" · {flag}={flag_of(run, flag) or '–'}" for flag in sorted(apart - {"commit"})]
+    return "".join(words) + (f" @ {commit}" if "commit" in apart else "")
 
 
-def group_name(run, by):
-    return run.exp_name if by == "algorithm" else f"{run.exp_name} @ {short_commit(run) or '?'}"
+def group_names(runs, labels=None):
+    """The name of each run's group: its algorithm, and what differs between settings that share seeds."""
+    own, names = defaultdict(list), [""] * len(runs)
+    for i, run in enumerate(runs):
+        own[run.exp_name].append(i)
+    for algorithm, group in own.items():
+        apart = settings_apart([runs[i] for i in group])
+        texts = [setting_of(runs[i], apart) for i in group]
+        if len(apart) > MOST_SETTINGS:  # of a search, say
+            numbers = {text: f" · setting {n}" for n, text in enumerate(dict.fromkeys(texts), 1)}
+            texts = [numbers[text] for text in texts]
+        for i, text in zip(group, texts):
+            names[i] = (labels or {}).get(algorithm, algorithm) + text
+    return names
 
 
 def name_runs(runs):
@@ -194,20 +233,41 @@ def on_grid(curves, reach=SMOOTH):
 # Statistics of the view that the page opens with, under the names by which the page looks for them
 
 
-def group_runs(runs, by):
+def group_runs(runs, names):
     """The indices of the runs of each environment and name; runs with other numbers of steps are kept apart."""
     groups = defaultdict(list)
-    for i, run in enumerate(runs):
-        groups[run.env_id, group_name(run, by), run.total_timesteps].append(i)
+    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+        groups[run.env_id, name, run.total_timesteps].append(i)
     return groups
+
+
+def ranges(runs, tags):
+    """tag -> environment -> the least and the most that any run has seen: no interval goes beyond."""
+    found = {tag: {} for tag in tags}
+    for tag, run in ((tag, run) for tag in tags for run in runs):
+        values = np.asarray(series_of(run, tag)[1], dtype=float)
+        values = np.append(values, run.score if tag == RETURN else [])
+        if (values := values[np.isfinite(values)]).size:
+            low, high = found[tag].get(run.env_id, (np.inf, -np.inf))
+            found[tag][run.env_id] = min(low, float(values.min())), max(high, float(values.max()))
+    return found
+
+
+def mean_curve(curves, limits):
+    """The mean of several curves as far as more than half of them go: places, mean and interval within the limits."""
+    end, rows = max(curve[0] for curve in curves), on_grid(curves)
+    drawn = 2 * (~np.isnan(rows)).sum(axis=0) > len(rows)
+    triple = stats.within(stats.bootstrap_curves(rows), *limits)
+    places = (np.arange(rows.shape[1]) + 0.5) / rows.shape[1] * end
+    return places, *(np.where(drawn, values, np.nan) for values in triple)
 
 
 def has_score(run):
     return run.ended and math.isfinite(run.score)
 
 
-def score_interval(scores):
-    return stats.bootstrap([np.array(scores)], stats.mean_of_means)
+def score_interval(scores, limits):
+    return stats.within(stats.bootstrap([np.array(scores)], stats.mean_of_means), *limits)
 
 
 def scales(runs, mode):
@@ -237,12 +297,12 @@ def read_limits(path):
         fail(f"--normalise {path}: needs start, minmax, reference, or a CSV with the columns env_id,low,high ({error})")
 
 
-def comparable(runs, limits, by):
+def comparable(runs, limits, run_names):
     """name -> environment -> indices of its ended runs with the most steps, of environments with a scale."""
     names = defaultdict(lambda: defaultdict(list))
     for i, run in enumerate(runs):
         if has_score(run) and run.env_id in limits:
-            names[group_name(run, by)][run.env_id].append(i)
+            names[run_names[i]][run.env_id].append(i)
     for envs in names.values():
         for env_id, own in envs.items():
             most = max(runs[i].total_timesteps for i in own)
@@ -273,28 +333,39 @@ def iqm_of_courses(groups):
     return stats.iqm([np.moveaxis(group, -2, -1) for group in groups])
 
 
-def aggregates(runs, curves, limits, by):
+def normalised(value, limits):
+    low, high = limits
+    return (value - low) / (high - low)
+
+
+def normal_range(envs, limits, seen):
+    """The range of normalised values in some environments."""
+    ends = [[normalised(value, limits[env]) for value in seen[env]] for env in envs]
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def aggregates(runs, curves, limits, seen, run_names):
     """The statistics over environments of the first suite, and the end of the axis of the profiles."""
 
-    def normalised(i):
-        low, high = limits[runs[i].env_id]
-        return (runs[i].score - low) / (high - low)
+    def score(i):
+        return normalised(runs[i].score, limits[runs[i].env_id])
 
-    names, numbers = comparable(runs, limits, by), {}
+    names, numbers = comparable(runs, limits, run_names), {}
     envs, chosen = first_suite(names)
+    span = normal_range(envs, limits, seen) if envs else None
     own = {name: [names[name][env] for env in envs] for name in chosen}
-    scores = {name: [np.array([normalised(i) for i in group]) for group in own[name]] for name in chosen}
+    scores = {name: [np.array([score(i) for i in group]) for group in own[name]] for name in chosen}
     keys = {name: ";".join(",".join(map(str, group)) for group in own[name]) for name in chosen}
-    every = [normalised(i) for groups in names.values() for group in groups.values() for i in group]
+    every = [score(i) for groups in names.values() for group in groups.values() for i in group]
     end = max([1.0, *every])
     for name in chosen:
-        numbers[f"iqm {keys[name]}"] = stats.bootstrap(scores[name], stats.iqm)
+        numbers[f"iqm {keys[name]}"] = stats.within(stats.bootstrap(scores[name], stats.iqm), *span)
         profile = stats.performance_profile(scores[name], np.linspace(0, end, TAUS))
         numbers[f"profile {keys[name]}"] = np.stack(profile, axis=1)
         of_returns = {i: curves[i].get(RETURN, {}).get("steps") for group in own[name] for i in group}
         courses = [course([runs[i] for i in group], [of_returns[i] for i in group], limits) for group in own[name]]
         if all(len(group) for group in courses):
-            triple = stats.bootstrap(courses, iqm_of_courses, reps=300)
+            triple = stats.within(stats.bootstrap(courses, iqm_of_courses, reps=300), *span)
             numbers[f"course {SMOOTH} {keys[name]}"] = np.stack(triple, axis=1)
     if chosen:
         best = max(chosen, key=lambda name: numbers[f"iqm {keys[name]}"][0])
@@ -305,17 +376,18 @@ def aggregates(runs, curves, limits, by):
     return {key: [digits(row) for row in np.atleast_2d(value)] for key, value in numbers.items()}, end
 
 
-def statistics(runs, curves, tags, by):
+def statistics(runs, curves, seen, names):
     """The intervals of scores, and of the curves of groups that have three or more."""
     numbers = {}
-    for group in group_runs(runs, by).values():
+    for (env_id, *_), group in group_runs(runs, names).items():
         if scored := [i for i in group if has_score(runs[i])]:
-            numbers[f"score {','.join(map(str, scored))}"] = digits(score_interval([runs[i].score for i in scored]), 7)
-        for tag in tags:
+            triple = score_interval([runs[i].score for i in scored], seen[RETURN][env_id])
+            numbers[f"score {','.join(map(str, scored))}"] = digits(triple, 7)
+        for tag in seen:
             for axis in ("steps", "time"):
                 found = [curves[i][tag][axis] for i in group if axis in curves[i].get(tag, {})]
                 if len(found) > 2:
-                    _, low, high = stats.bootstrap_curves(on_grid(found))
+                    _, low, high = stats.within(stats.bootstrap_curves(on_grid(found)), *seen[tag][env_id])
                     numbers[f"band {tag} {axis} {SMOOTH} {','.join(map(str, group))}"] = [digits(low), digits(high)]
     return numbers
 
@@ -327,12 +399,12 @@ def reference_of(run):
     return results.reference(run.script, run.env_id, run.total_timesteps, run.args)
 
 
-def score_rows(runs, by):
+def score_rows(runs, names, seen):
     rows = []
-    for (env_id, name, steps), group in sorted(group_runs(runs, by).items()):
+    for (env_id, name, steps), group in sorted(group_runs(runs, names).items()):
         going = sum(not runs[i].ended for i in group)
         scores = [runs[i].score for i in group if has_score(runs[i])]
-        mean, low, high = score_interval(scores) if scores else (math.nan,) * 3
+        mean, low, high = score_interval(scores, seen[env_id]) if scores else (math.nan,) * 3
         published, deviation = reference_of(runs[group[0]]) or (math.nan, math.nan)
         row = {"env_id": env_id, "algorithm": name, "steps": steps, "runs": len(scores), "not_ended": going}
         row |= {"without_score": len(group) - len(scores) - going, "score": mean, "low": low, "high": high}
@@ -342,22 +414,6 @@ def score_rows(runs, by):
         row |= {"commits": " ".join(sorted({word[:10] for i in group for word in runs[i].commit.split()}))}
         rows.append(row)
     return rows
-
-
-def plain(value):
-    """A value for people: numbers with two decimals, small ones with four digits, nothing for what is not known."""
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        return ""
-    return f"{value:.2f}" if value == 0 or abs(value) >= 1 else f"{value:.4g}"
-
-
-def write_csv(path, rows):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
 
 
 def write_markdown(path, rows, title):
@@ -477,11 +533,11 @@ def run_data(run, name, curves, base, packages, output, videos, apart):
 
 def page_data(runs, names, tags, options):
     """Everything that the page knows, for JSON."""
-    curves = [curves_of(run, tags) for run in runs]
+    ids, curves, seen = name_runs(runs), [curves_of(run, tags) for run in runs], ranges(runs, tags)
     limits, text = scales(runs, options.normalise)
     without = sorted({run.env_id for run in runs} - limits.keys())
     left = f" Left out, without such a scale: {', '.join(without)}." if without else ""
-    numbers, end = aggregates(runs, curves, limits, options.by)
+    numbers, end = aggregates(runs, curves, limits, seen[RETURN], names)
     for key, rows in numbers.items():
         numbers[key] = rows if key.startswith(("profile", "course")) else rows[0]
     bases, packages = most_common_args(runs), {}
@@ -489,10 +545,11 @@ def page_data(runs, names, tags, options):
     for run in runs:
         totals[run.env_id, run.exp_name].add(run.total_timesteps)
     listed = []
-    for run, name, own in zip(runs, names, curves):
+    for run, id, name, own in zip(runs, ids, names, curves):
         place = packages.setdefault(json.dumps(run.packages, default=str), len(packages))
         apart = len(totals[run.env_id, run.exp_name]) > 1
-        listed.append(run_data(run, name, own, bases[run.exp_name], place, options.output, options.videos, apart))
+        listed.append(run_data(run, id, own, bases[run.exp_name], place, options.output, options.videos, apart))
+        listed[-1]["name"] = name
     envs, algorithms = len({run.env_id for run in runs}), len({run.exp_name for run in runs})
     now = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), UTC)
     counts = zip((len(runs), algorithms, envs), ("run", "algorithm", "environment"))
@@ -501,12 +558,13 @@ def page_data(runs, names, tags, options):
     return {
         "summary": f"{summary}; made {now:%Y-%m-%d %H:%M} UTC{left_out}",
         "metrics": tags,
-        "by": options.by,
+        "aside": sorted(ASIDE),
         "smooth": SMOOTH,
         "runs": listed,
         "bases": bases,
         "packages": [json.loads(text) for text in packages],
-        "numbers": numbers | statistics(runs, curves, tags, options.by),
+        "numbers": numbers | statistics(runs, curves, seen, names),
+        "seen": {tag: {env: digits(pair, 7) for env, pair in envs.items()} for tag, envs in seen.items()},
         "norm": {env: digits(pair, 7) for env, pair in limits.items()},
         "norm_text": f"Normalised scores: {text}.{left}",
         "taus": digits([end])[0],
@@ -568,8 +626,17 @@ def with_values(tags, runs):
     return [tag for tag in tags if tag in there]
 
 
-def build(options):
-    """Read the runs and write the page; returns its path and the number of runs."""
+def named(wanted, there, flag):
+    """The names that a flag lists, or all if it lists none; one that no run has ends with those near it."""
+    for name in wanted:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=3, cutoff=0.5) or sorted(there)[:8]
+            fail(f"{flag}: no run has {name}, there are: {' '.join(near)}")
+    return wanted or there
+
+
+def read(options):
+    """The runs that the options ask for, in order, and the tags that they have."""
     tags = list(dict.fromkeys([RETURN, *options.metrics]))
     try:
         if sys.stderr.isatty():
@@ -579,38 +646,157 @@ def build(options):
         fail(error)
     if not found:
         fail(f"no runs in {' '.join(map(str, options.paths))}")
+    for run in found:
+        run.env_id, run.exp_name = str(run.env_id), str(run.exp_name)
+    envs = named(options.env_ids, {run.env_id for run in found}, "--env-ids")
+    names = named(options.exp_names, {run.exp_name for run in found}, "--exp-names")
+    named(list(options.labels), {run.exp_name for run in found}, "--labels")
+    found = [run for run in found if run.env_id in envs and run.exp_name in names]
+    if not found:
+        fail("no run has both an environment of --env-ids and a name of --exp-names")
     runs, tags = without_duplicates(found), with_values(tags, found)
     for run in runs:
         if run.source == "record":
             run.args = {name: as_value(text) for name, text in run.args.items()}
         run.args = finite(run.args)
-        run.env_id, run.exp_name = str(run.env_id), str(run.exp_name)
     runs.sort(key=lambda run: (run.env_id, run.exp_name, run.total_timesteps, run.seed))
     options.duplicates = len(found) - len(runs)
-    options.by = "commit" if repeated_seeds(runs) else "algorithm"
+    return runs, tags
+
+
+def title_of(options):
+    """The user's title, or what the report is of."""
+    names = [str(path) for path in options.paths[:3]] + ["..."] * (len(options.paths) > 3)
+    return options.title or f"Report of {', '.join(names)}"
+
+
+def write_report(runs, tags, options):
+    """Write the page and the tables beside it; returns the path of the page."""
+    names = group_names(runs, options.labels)
     check_output(options.output)
     page = options.output / "index.html"
-    earlier, data = data_of(page), page_data(runs, name_runs(runs), tags, options)
-    write_page(page, options.title, data)
+    earlier, data = data_of(page), page_data(runs, names, tags, options)
+    write_page(page, title_of(options), data)
     for video in videos_of(earlier) - videos_of(data):
         (options.output / video).unlink(missing_ok=True)
-    rows = score_rows(runs, options.by)
+    rows = score_rows(runs, names, ranges(runs, [RETURN])[RETURN])
     write_csv(options.output / "scores.csv", rows)
-    write_markdown(options.output / "scores.md", rows, options.title)
-    return page, len(runs)
+    write_markdown(options.output / "scores.md", rows, title_of(options))
+    return page
 
 
-def main():
-    style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.report", **style)
-    parser.add_argument("paths", type=Path, nargs="+", help="run folders, folders of these, or recorded results")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("report"), help="folder of the page (default: report)"
-    )
-    parser.add_argument("--title", default="Open RL Benchmark", help="title of the page (default: Open RL Benchmark)")
-    parser.add_argument(
-        "--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss"
-    )
+# Figures and tables for papers
+
+
+def in_order(groups, runs, labels):
+    """The groups as they are drawn: in the order of --labels, then by name."""
+    order = {name: i for i, name in enumerate(labels)}
+    rank = lambda item: (item[0][0], order.get(runs[item[1][0]].exp_name, len(order)), *item[0][1:])  # noqa: E731
+    return sorted(groups.items(), key=rank)
+
+
+def panels_of(runs, tags, options):
+    """A panel for each environment and scalar, with a line for each group; and the runs behind each line."""
+    names, seen, behind = group_names(runs, options.labels), ranges(runs, tags), defaultdict(list)
+    curves, panels = [curves_of(run, tags) for run in runs], defaultdict(list)
+    steps = defaultdict(set)
+    for run, name in zip(runs, names):
+        steps[run.env_id, name].add(run.total_timesteps)
+    for (env_id, name, total), group in in_order(group_runs(runs, names), runs, options.labels):
+        label = f"{name} · {figure.tick(total)} steps" if len(steps[env_id, name]) > 1 else name
+        for tag in tags:
+            drawn = [i for i in group if options.over in curves[i].get(tag, {})]
+            if drawn:
+                found = [curves[i][tag][options.over] for i in drawn]
+                line = figure.Line(label, *mean_curve(found, seen[tag][env_id]))
+                panels[env_id, tag].append((line, max(end for end, _ in found)))
+                behind[label] += [[runs[i] for i in drawn]]
+    return [make_panel(env_id, tag, lines, options.over) for (env_id, tag), lines in panels.items()], behind
+
+
+def make_panel(env_id, tag, lines, over):
+    """A panel of figure.draw, with time in a unit that suits it."""
+    end, y_label = max(end for _, end in lines), "Episodic return" if tag == RETURN else tag
+    if over == "steps":
+        return figure.Panel(env_id, [line for line, _ in lines], "Environment steps", y_label, end)
+    unit, size = ("hours", 3600) if end > 7200 else ("minutes", 60) if end > 120 else ("seconds", 1)
+    lines = [replace(line, x=line.x / size) for line, _ in lines]
+    return figure.Panel(env_id, lines, f"Training time ({unit})", y_label, end / size)
+
+
+def seeds_in_words(groups):
+    """How many runs are behind each line, and which seeds, if these are the same everywhere."""
+    sizes = sorted({len(group) for group in groups})
+    seeds = {tuple(sorted(run.seed for run in group)) for group in groups}
+    runs = f"{sizes[0]} run" + "s" * (sizes[0] > 1) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} runs"
+    if len(seeds) == 1 and len(own := seeds.pop()) > 1 and own == tuple(range(own[0], own[-1] + 1)):
+        runs += f" (seeds {own[0]} to {own[-1]})"
+    return runs, sizes
+
+
+def caption_of(behind, tags):
+    """What a figure shows, in words for its caption."""
+    groups = [group for own in behind.values() for group in own]
+    runs, sizes = seeds_in_words(groups)
+    what = "episodic return" if tags == [RETURN] else "value"
+    text = [f"Learning curves: the mean {what} over {runs} of each line."]
+    if sizes[-1] > 2:
+        text.append(
+            "Shaded: its 95 % interval at each point, from a bootstrap over runs, within the range of values seen."
+        )
+    if sizes[0] < 3:
+        text.append("One or two runs have no interval.")
+    if len(sizes) > 1 and all(len({len(group) for group in own}) == 1 for own in behind.values()):
+        text.append(f"Runs: {', '.join(f'{name} {len(own[0])}' for name, own in behind.items())}.")
+    going = sum(not run.ended for group in groups for run in group)
+    if going:
+        text.append(f"{going} of the runs had not ended.")
+    text.append(f"Each run is averaged in equal bins and smoothed over {2 * SMOOTH + 1} of them.")
+    return " ".join(text)
+
+
+def write_figure(runs, tags, options):
+    panels, behind = panels_of(runs, tags, options)
+    if not panels:
+        fail(f"--figure: no run has a curve over {'steps' if options.over == 'steps' else 'wall time'}")
+    caption = caption_of(behind, tags)
+    below = caption if options.caption else ""
+    figure.draw(panels, options.figure, options.columns, options.width, options.title or "", below, caption)
+    shown = f"{len(panels)} panel{'s' * (len(panels) > 1)}, {len(behind)} line{'s' * (len(behind) > 1)}"
+    print(f"{', '.join(map(str, options.figure))}: {shown}. Caption:\n  {caption}")
+
+
+def write_tables(runs, options):
+    names, seen = group_names(runs, options.labels), ranges(runs, [RETURN])[RETURN]
+    order = {name: i for i, name in enumerate(options.labels.values())}
+    rows = [row for row in score_rows(runs, names, seen) if row["runs"]]
+    if not rows:
+        fail("--table: no run has ended with a score")
+    rows.sort(key=lambda row: (row["env_id"], row["steps"], order.get(row["algorithm"], len(order))))
+    n, going = tables.usual_runs(rows), sum(not run.ended for run in runs)
+    mean_over = f"{n} run{'s' * (n != 1)}" + " if not said otherwise" * (len({row["runs"] for row in rows}) > 1)
+    text = [f"{options.title}." if options.title else "Scores."]
+    text.append(f"The mean return of the last {results.EPISODES} episodes, averaged over {mean_over},")
+    text.append("and in brackets its 95 % interval from a bootstrap over runs, which one or two runs do not have.")
+    text += ["Bold: the highest mean."] * bool(tables.best_rows(rows))
+    text += [f"Left out: {going} that had not ended."] * bool(going)
+    for path in options.table:
+        tables.write(rows, path, " ".join(text))
+    print(f"{', '.join(map(str, options.table))}: {len(rows)} score{'s' * (len(rows) > 1)}")
+
+
+# The command line
+
+
+def pair(text):
+    name, equals, label = text.partition("=")
+    if not name or not equals or not label:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TEXT, such as ppo=PPO")
+    return name, label
+
+
+def add_page_options(parser):
+    parser.add_argument("-o", "--output", type=Path, help="folder of the page (default: report)")
     parser.add_argument(
         "--normalise", default="start", help="start, minmax, reference or a CSV, see above (default: start)"
     )
@@ -618,12 +804,72 @@ def main():
         "--videos", type=int, default=6, metavar="N", help="videos of each run, evenly spaced (default: 6)"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
+
+
+def add_paper_options(parser):
+    paper = parser.add_argument_group("for papers", "without -o, no page is written then")
+    paper.add_argument(
+        "--figure", type=Path, action="append", default=[], metavar="FILE", help="learning curves: .pdf, .svg or .png"
+    )
+    paper.add_argument(
+        "--table", type=Path, action="append", default=[], metavar="FILE", help="scores: .tex, .md or .csv"
+    )
+    paper.add_argument(
+        "--columns", type=int, default=0, metavar="N", help="panels beside each other (default: by number)"
+    )
+    paper.add_argument(
+        "--width",
+        type=float,
+        default=0.0,
+        metavar="INCHES",
+        help="of the figure (default: 2.4 per column, 3.5 for one)",
+    )
+    paper.add_argument("--over", choices=("steps", "time"), default="steps", help="the axis of x (default: steps)")
+    paper.add_argument("--caption", action="store_true", help="set the caption below the figure, and not only print it")
+
+
+def parse_args():
+    style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.report", **style)
+    parser.add_argument("paths", type=Path, nargs="+", help="run folders, folders of these, or recorded results")
+    parser.add_argument("--title", help="title of page, figure and table (default: of a page, the paths)")
+    parser.add_argument("--env-ids", nargs="+", default=[], metavar="ID", help="only these environments")
+    parser.add_argument("--exp-names", nargs="+", default=[], metavar="NAME", help="only these algorithms")
+    parser.add_argument(
+        "--labels", nargs="+", type=pair, default=[], metavar="NAME=TEXT", help="what to call algorithms: ppo=PPO"
+    )
+    parser.add_argument(
+        "--metrics", nargs="+", default=[], metavar="TAG", help="other scalars, such as charts/SPS losses/td_loss"
+    )
+    add_page_options(parser)
+    add_paper_options(parser)
     options = parser.parse_args()
+    options.labels = dict(options.labels)
     if options.videos < 0:
         fail("--videos must be 0 or more")
+    if options.columns < 0 or not 0 <= options.width < 100:
+        fail("--columns and --width must be above 0, and a width is in inches")
     if options.normalise not in MODES:
         read_limits(Path(options.normalise))
-    page, n = build(options)
+    for path in options.figure:
+        figure.check(path, "--figure")
+    for path in options.table:
+        tables.check(path, "--table")
+    if options.open or not (options.output or options.figure or options.table):
+        options.output = options.output or Path("report")
+    return options
+
+
+def main():
+    options = parse_args()
+    runs, tags = read(options)
+    if options.figure:
+        write_figure(runs, tags, options)
+    if options.table:
+        write_tables(runs, options)
+    if not options.output:
+        return
+    page, n = write_report(runs, tags, options), len(runs)
     size = page.stat().st_size / 1e6
     print(f"{n} run{'' if n == 1 else 's'}, {size:.1f} MB. Open {page} in a browser, or serve it: ", end="")
     print(f"python -m http.server -d {shlex.quote(str(options.output))}")

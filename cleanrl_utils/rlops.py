@@ -23,8 +23,9 @@ import numpy as np
 
 from cleanrl_utils import fail
 from cleanrl_utils.compare import clean, compare, markdown, pair
+from cleanrl_utils.runs import figure
 from cleanrl_utils.runs.results import Run, curve_edges, full_commit, load, of_commit
-from cleanrl_utils.runs.stats import bootstrap_curves
+from cleanrl_utils.runs.stats import bootstrap_curves, within
 
 
 def fetch_run(tracked, options):
@@ -85,26 +86,17 @@ def on_grid(run, edges):
 
 def draw(pairs, names, filename):
     """The learning curves of both sides, a panel for each environment, with 95 % intervals over seeds."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    columns = min(3, len(pairs))
-    rows = -(-len(pairs) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False, layout="constrained")
-    for axis in axes.flat[len(pairs) :]:
-        axis.set_visible(False)
-    for axis, ((_, env_id), sides) in zip(axes.flat, pairs.items()):
+    panels = []
+    for (_, env_id), sides in pairs.items():
+        returns = np.concatenate([run.returns[np.isfinite(run.returns)] for runs in sides for run in runs])
+        panel = figure.Panel(env_id, [], end=max(run.total_timesteps for runs in sides for run in runs))
         for name, runs in zip(names, sides):
             if runs:
                 edges = curve_edges(max(run.total_timesteps for run in runs))
-                mean, low, high = bootstrap_curves([on_grid(run, edges) for run in runs])
-                axis.plot(edges[1:], mean, label=f"{name} ({len(runs)})")
-                axis.fill_between(edges[1:], low, high, alpha=0.2)
-        axis.set(title=env_id, xlabel="steps", ylabel="episodic return")
-        axis.legend(fontsize="small")
-    figure.savefig(filename, dpi=120)
+                curves = bootstrap_curves([on_grid(run, edges) for run in runs])
+                panel.lines.append(figure.Line(name, edges[1:], *within(curves, returns.min(), returns.max())))
+        panels.append(panel)
+    figure.draw(panels, [filename])
 
 
 def write_page(sides, names, folder):

@@ -25,7 +25,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 FOLDERS = ["cleanrl", "cleanrl_utils", "benchmark", "cloud", "docs", "scripts", "tests"]
 TEST_EXTRAS = {"atari", "mujoco", "envpool", "pettingzoo", "jax", "ray", "video", "track", "hub", "test", "dev"}
-TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "tune", "cloud", "docs"}
+TEST_EXTRAS |= {"procgen", "memory-gym", "godot", "playground", "gymnax", "plot", "tune", "cloud", "docs"}
 SYSTEM = {  # a program, or a library by its name with "lib": the packages of Debian that bring it
     "bash": "bash",
     "chromium|chromium-browser|google-chrome": "chromium fonts-dejavu-core",  # shows the benchmark page and the site

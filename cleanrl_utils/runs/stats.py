@@ -67,6 +67,12 @@ def interval(point, samples, sizes, level, widen):
     return point, point - (point - low) * factor, point + (high - point) * factor
 
 
+def within(triple, lowest, highest):
+    """A mean and its interval, of which only what lies in a range is kept: widened, it may leave what scores can be."""
+    point, low, high = triple
+    return point, np.clip(low, lowest, highest), np.clip(high, lowest, highest)
+
+
 def bootstrap(groups, statistic, reps=2000, seed=0, level=0.95, widen=True):
     """A statistic of groups of scores and its interval: (point, low, high).
 

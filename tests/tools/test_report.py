@@ -407,7 +407,8 @@ def test_statistics_are_those_of_python(site, chromium):  # noqa: F811
         code = """() => { const group = groupsOf(D.runs).find((g) => g.env === "CartPole-v1" && g.label === "ppo");
         return groupCurve(group.runs, { ...state, smooth: 0 }); }"""
         curve = page.evaluate(code)
-        mean, low, high = stats.bootstrap_curves(curves)
+        returns = np.concatenate([run.returns for run in runs if run.env_id == "CartPole-v1" and run.exp_name != "nan"])
+        mean, low, high = stats.within(stats.bootstrap_curves(curves), returns.min(), returns.max())
         for ours, theirs in (curve["y"], mean), (curve["low"], low), (curve["high"], high):
             ours = np.array(ours, dtype=float)
             assert (np.isnan(ours) == np.isnan(theirs)).all()
@@ -466,6 +467,7 @@ def awkward(tmp_path_factory):
             write_run(folder / "runs", "Two-v0", "ppo", seed, 100 if commit[0] == "a" else 50, commit=commit)
         write_run(folder / "runs", "Two-v0", "sac", seed, 80, total=6000, commit="b" * 40)
         write_run(folder / "runs", "Same-v0", "ppo", seed, 0.1, flat=True, commit="b" * 40)
+        write_run(folder / "runs", "Two-v0", "td3", seed, 60, commit="ab"[seed > 1] * 40)
     done = build(folder / "runs", output=folder / "page", flags=["--metrics", "chart/SPS", "charts/SPS"])
     assert done.stderr.splitlines() == ["left out: --metrics chart/SPS: no run has it, near it: charts/SPS"]
     assert embedded(folder / "page")["metrics"] == [RETURN, "charts/SPS"]
@@ -479,7 +481,7 @@ def test_one_value_only(awkward, chromium):  # noqa: F811
             figure = page.locator(f'figure[data-title="{title}"]')
             words = figure.locator("svg[data-x] text").all_text_contents()
             assert 6 < len(words) < 20 and (title != "Same-v0" or len(set(words)) == len(words))
-            assert figure.locator("path.curve").count() == (1 if title == "Same-v0" else 3)
+            assert figure.locator("path.curve").count() == (1 if title == "Same-v0" else 4)
         assert len(page.evaluate("ticks(0.1, 0.1 + 1e-17, 5)")) < 16 and page.evaluate("ticks(0.1, 0.1, 5)") == []
         assert page.evaluate("ticks(-3, 7, 5)") == [-2, 0, 2, 4, 6]
         assert page.errors == []
@@ -492,33 +494,34 @@ def test_one_value_only(awkward, chromium):  # noqa: F811
         )
         page.select_option("#x", "time")
         assert "could not be drawn: why" in page.inner_text('figure[data-title="Same-v0"]')
-        assert page.locator('figure[data-title="Two-v0"] path.curve').count() == 3, "others are drawn"
+        assert page.locator('figure[data-title="Two-v0"] path.curve').count() == 4, "others are drawn"
 
 
 def test_commits_are_kept_apart(awkward, chromium):  # noqa: F811
     rows = [row for row in csv.DictReader((awkward / "scores.csv").open()) if row["env_id"] == "Two-v0"]
     assert [(row["algorithm"], row["runs"]) for row in rows] == [
-        ("ppo @ aaaaaaaaaa", "3"), ("ppo @ bbbbbbbbbb", "3"), ("sac @ bbbbbbbbbb", "3")
+        ("ppo @ aaaaaaa", "3"), ("ppo @ bbbbbbb", "3"), ("sac", "3"), ("td3", "3")
     ]  # fmt: skip
     with browser.open_page(chromium) as page:
         view(page, awkward)
         legend = page.locator('figure[data-title="Two-v0"] .legend button')
-        assert legend.count() == 3 and "≠" not in page.inner_text("#charts")
-        page.select_option("#by", "algorithm")
-        assert legend.all_inner_texts()[0].endswith("6 runs ≠")
-        assert "Runs of several commits are in one curve: ppo." in page.inner_text('figure[data-title="Two-v0"]')
-        assert "ppo ≠" in page.inner_text("#score-table")
+        assert page.input_value("#by") == "algorithm" and legend.count() == 4
+        assert legend.all_inner_texts()[0].startswith("ppo @ aaaaaaa ") and legend.all_inner_texts()[3].endswith("≠")
+        assert "Runs of several commits are in one curve: td3." in page.inner_text('figure[data-title="Two-v0"]')
+        assert "td3 ≠" in page.inner_text("#score-table") and "ppo ≠" not in page.inner_text("#score-table")
+        page.select_option("#by", "commit")
+        assert legend.count() == 5 and "≠" not in page.inner_text("#charts")
         page.reload()
         page.wait_for_selector("#charts svg")
-        assert legend.count() == 2, "the address holds the view"
+        assert legend.count() == 5, "the address holds the view"
 
 
 def test_other_numbers_of_steps_are_named(awkward, site, chromium):  # noqa: F811
     with browser.open_page(chromium) as page:
         view(page, awkward)
         words = page.inner_text("#budgets")
-        assert "Not after the same number of steps" in words and "sac @ bbbbbbbbbb (6000)" in words
-        assert "sac @ bbbbbbbbbb (6000)" in page.inner_text('figure[data-title="Interquartile mean"]')
+        assert "Not after the same number of steps" in words and "sac (6000)" in words
+        assert "sac (6000)" in page.inner_text('figure[data-title="Interquartile mean"]')
         page.fill("#q", "Same-v0")
         assert page.locator("#suite").is_hidden() and page.locator("#budgets").is_hidden()
         view(page, site)
@@ -565,6 +568,88 @@ def test_tables_beside_the_page(site):
     )
     text = (site / "scores.md").read_text()
     assert f"| CartPole-v1 | dqn | {np.mean(scores):.2f} |" in text and "one run" in text
+
+
+def names_of(path, **options):
+    """The names of the groups of runs, as they are sorted in a report."""
+    runs = sorted(results.load([path]), key=lambda run: (run.total_timesteps, run.seed, json.dumps(run.args)))
+    return runs, report.group_names(runs, **options)
+
+
+def test_settings_are_labelled_by_what_differs(tmp_path):
+    for seed in (1, 2):
+        for rate in (0.00025, 0.001):
+            write_run(tmp_path / "sweep", "CartPole-v1", "ppo", seed, 400, learning_rate=rate, track=rate > 0.0005)
+        write_run(tmp_path / "sweep", "CartPole-v1", "dqn", seed, 400, learning_rate=seed / 1000)
+        for n in range(3):
+            many = {"gamma": 0.9 + n / 100, "clip_coef": n, "ent_coef": n, "target_kl": (None, 0.02, 0.03)[n]}
+            write_run(tmp_path / "search", "CartPole-v1", "ppo", seed, 400, **many)
+    runs, names = names_of(tmp_path / "sweep")
+    assert {(run.exp_name, name) for run, name in zip(runs, names)} == {
+        ("dqn", "dqn"), ("ppo", "ppo · learning_rate=0.00025"), ("ppo", "ppo · learning_rate=0.001")
+    }  # fmt: skip
+    runs, names = names_of(tmp_path / "search", labels={"ppo": "PPO"})
+    assert sorted(set(names)) == [f"PPO · setting {n}" for n in (1, 2, 3)]
+    assert len({(name, run.args["gamma"]) for run, name in zip(runs, names)}) == 3
+    for flag, values, words in ("target_kl", (None, 0.02), "None 0.02"), ("anneal_lr", (True, False), "True False"):
+        for seed in (1, 2):
+            for value in values:
+                write_run(tmp_path / flag, "CartPole-v1", "ppo", seed, 400, **{flag: value})
+        _, names = names_of(tmp_path / flag)
+        assert set(names) == {f"ppo · {flag}={word}" for word in words.split()}
+
+
+def test_a_record_lacks_no_flag_that_is_a_default(tmp_path):
+    """It has the flags of its command only: those of the script count for the rest."""
+    write_run(tmp_path / "runs", "CartPole-v1", "ppo", 1, 400, gamma=0.99, gae_lambda=0.9, note="own")
+    columns = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
+    command = "python cleanrl/ppo.py --total-timesteps 10000"
+    row = f"cleanrl/ppo.py,CartPole-v1,10000,1,7,0,7.00,,,{command},0123456789,torch=2.8.0"
+    (tmp_path / "ppo.csv").write_text(f"{columns}\n{row}\n")
+    _, names = names_of(tmp_path)
+    assert sorted(names) == ["ppo · gae_lambda=0.9 @ 0123456", "ppo · gae_lambda=0.95 @ 0123456"]
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory):
+    """Runs that stand at 9 or at 500, between which the widened intervals of three seeds are too wide."""
+    folder = tmp_path_factory.mktemp("bounded")
+    for name, levels in ("ppo", (500, 500, 300)), ("dqn", (9, 9, 200)):
+        for seed, level in enumerate(levels, 1):
+            for env_id in "CartPole-v1", "Other-v1":
+                write_run(folder / "runs", env_id, name, seed, level, flat=True)
+    build(folder / "runs", output=folder / "page", flags=["--normalise", "minmax"])
+    return folder
+
+
+def test_intervals_stay_within_what_was_seen(bounded, chromium):  # noqa: F811
+    page_data = embedded(bounded / "page")
+    bands = [pair for key, pair in page_data["numbers"].items() if key.startswith("band")]
+    values = [value for pair in bands for side in pair for value in side if value is not None]
+    assert (min(values), max(values)) == (9, 500)
+    assert page_data["seen"] == {RETURN: {"CartPole-v1": [9, 500], "Other-v1": [9, 500]}}
+    rows = list(csv.DictReader((bounded / "page/scores.csv").open()))
+    assert {(row["low"], row["high"]) for row in rows if row["algorithm"] == "ppo"} != {("500.00", "500.00")}
+    assert all(9 <= float(row["low"]) <= float(row["score"]) <= float(row["high"]) <= 500 for row in rows)
+    code = """() => [...cache].filter(([key]) => /^(band|score|iqm|course)/.test(key))
+    .map(([key, value]) => [key.split(" ")[0], value.flat().filter(known)])"""
+    with browser.open_page(chromium) as page:
+        view(page, bounded / "page")
+        for choose in False, True:
+            if choose:
+                page.evaluate("cache.clear()")  # now the browser computes
+                page.evaluate("() => { before = {}; render(); }")
+            ends = {}
+            for kind, numbers in page.evaluate(code):
+                low, high = ends.get(kind, (np.inf, -np.inf))
+                ends[kind] = min(low, *numbers), max(high, *numbers)
+            assert ends == {"band": (9, 500), "score": (9, 500), "iqm": (0, 1), "course": (0, 1)}
+        assert page.errors == []
+
+
+def test_title_is_the_users(bounded):
+    assert "<h1>Report of " in (bounded / "page/index.html").read_text()
+    assert (bounded / "page/scores.md").read_text().startswith("# Report of ")
 
 
 def test_published_scores_are_named(tmp_path, chromium):  # noqa: F811

@@ -5,7 +5,7 @@
 
 const $ = (id) => document.getElementById(id);
 const count = (n, word, words = `${word}s`) => `${n.toLocaleString("en")} ${n === 1 ? word : words}`;
-const shortCommit = (commit) => commit.split(" ").map((hash) => hash.slice(0, 10)).join(" ");
+const shortCommit = (commit) => commit.split(" ").map((hash) => hash.slice(0, 7)).join("+");
 const metricName = (tag) => (tag === "charts/episodic_return" ? "Episodic return" : tag);
 
 // The order of names, with numbers in them by size: v9 before v10, lr=0.00025 before lr=1e-3.
@@ -28,17 +28,16 @@ D.runs.forEach((run, index) => {
 const runById = new Map(D.runs.map((run) => [run.id, run]));
 
 // Flags that say nothing about learning, or have a place of their own in the page.
-const ASIDE = "seed exp_name env_id total_timesteps track wandb_project_name wandb_entity capture_video save_model " +
-  "upload_model hf_entity resume checkpoint_freq";
+const ASIDE = new Set(D.aside);
 
 // The hyperparameters in which runs differ. A record has the flags of its command only: one that it lacks may differ.
 const valuesOf = (runs, name) => unique(runs.map((run) => JSON.stringify(run.args[name])));
 function differing(runs) {
-  const names = unique(runs.flatMap((run) => Object.keys(run.args))).filter((name) => !ASIDE.split(" ").includes(name));
+  const names = unique(runs.flatMap((run) => Object.keys(run.args))).filter((name) => !ASIDE.has(name));
   return names.filter((name) => valuesOf(runs, name).length > 1);
 }
 
-const commitsOf = (runs) => unique(runs.flatMap((run) => (shortCommit(run.commit) || "?").split(" ")));
+const commitsOf = (runs) => unique(runs.flatMap((run) => (shortCommit(run.commit) || "?").split("+")));
 const differences = (runs) => [...differing(runs), ...(commitsOf(runs).length > 1 ? ["commit"] : [])];
 
 const ENVS = unique(D.runs.map((run) => run.env)).sort(collate);
@@ -56,7 +55,7 @@ const CHOICES = {
 };
 
 const FRESH = {
-  q: "", env: [], algo: [], commit: "", by: D.by, metric: D.metrics[0], x: "steps", sort: "name",
+  q: "", env: [], algo: [], commit: "", by: "algorithm", metric: D.metrics[0], x: "steps", sort: "name",
   smooth: D.smooth, seeds: false, refs: false, suite: "", base: "", run: "", group: "", video: "",
 };
 let state = { ...FRESH };
@@ -124,9 +123,10 @@ function shownRuns() {
 
 // ------------------------------------------------------------------------------------------------------------ groups
 
-// What a run is grouped under. Runs of one algorithm and environment with different numbers of steps are kept apart.
+// What a run is grouped under. Runs of one algorithm and environment with different numbers of steps are kept apart. By
+// algorithm so are, in the name that Python gives, settings and commits that share seeds.
 function nameOf(run) {
-  if (state.by === "algorithm") return run.algo;
+  if (state.by === "algorithm") return run.name;
   if (state.by === "commit") return `${run.algo} @ ${shortCommit(run.commit) || "?"}`;
   return `${run.algo} · ${state.by}=${run.args[state.by] ?? "–"}`;
 }
@@ -151,7 +151,8 @@ const ended = (runs) => runs.filter((run) => run.ended && known(run.score));
 function scoreOf(group) {
   const runs = ended(group.runs), scores = runs.map((run) => run.score), key = `score ${runs.map((run) => run.index)}`;
   if (!scores.length) return { n: 0, mean: null, low: null, high: null };
-  const [middle, low, high] = remembered(key, () => bootstrap([scores], (groups) => mean(groups[0])));
+  const compute = () => within(bootstrap([scores], (groups) => mean(groups[0])), D.seen[D.metrics[0]][group.env]);
+  const [middle, low, high] = remembered(key, compute);
   return { n: scores.length, mean: middle, low, high };
 }
 
@@ -360,6 +361,12 @@ function normalised(run, value) {
   return (value - low) / (high - low);
 }
 
+// The range of normalised returns in some environments.
+function normalRange(envs) {
+  const ends = envs.map((env) => D.seen[D.metrics[0]][env].map((value) => normalised({ env }, value)));
+  return [Math.min(...ends.map(([low]) => low)), Math.max(...ends.map(([, high]) => high))];
+}
+
 // The normalised returns of a run at equal parts of its training, or null without a curve.
 function courseOf(run) {
   const curve = runCurve(run, { metric: D.metrics[0], x: "steps", smooth: state.smooth });
@@ -389,8 +396,8 @@ function renderAggregates(runs) {
     const groups = suite.envs.map((env) => byName.get(name).get(env));
     const key = groups.map((group) => group.map((run) => run.index)).join(";");
     const scores = groups.map((group) => group.map((run) => normalised(run, run.score)));
-    const middle = remembered(`iqm ${key}`, () => bootstrap(scores, iqm));
-    return { name, shown: name, key, groups, scores, label: labels.get(name), iqm: middle };
+    const span = normalRange(suite.envs), middle = remembered(`iqm ${key}`, () => within(bootstrap(scores, iqm), span));
+    return { name, shown: name, key, groups, scores, span, label: labels.get(name), iqm: middle };
   });
   nameBudgets(entries);
   entries.sort((a, b) => b.iqm[0] - a.iqm[0]);
@@ -436,7 +443,7 @@ function courseChart(entries, key) {
     const courses = entry.groups.map((group) => group.map(courseOf).filter(Boolean));
     if (!courses.every((group) => group.length)) return null;
     const iqmAt = (i) => (groups) => iqm(groups.map((group) => group.map((course) => course[i])));
-    return bootstraps(courses, x.map((_, i) => iqmAt(i)), 300);
+    return bootstraps(courses, x.map((_, i) => iqmAt(i)), 300).map((triple) => within(triple, entry.span));
   });
   return chart(title, `courses ${key}`, (inks) => {
     const series = entries.filter(triplesOf).map((entry) => {
@@ -833,7 +840,7 @@ function listenToPage() {
 
 function begin() {
   fill($("commit"), CHOICES.commit.map((commit) => [commit, shortCommit(commit) || "all"]), "");
-  fill($("by"), CHOICES.by.map((name) => [name, name]), D.by);
+  fill($("by"), CHOICES.by.map((name) => [name, name]), "algorithm");
   fill($("metric"), D.metrics.map((tag) => [tag, metricName(tag)]), D.metrics[0]);
   $("summary").textContent = D.summary;
   $("options").open = innerWidth > 760;  // on a small screen the curves come first

@@ -75,6 +75,10 @@ function bootstraps(groups, statistics, reps = 2000) {
   });
 }
 
+// A mean and its interval, of which only what lies in a range is kept: widened, it may leave what scores can be.
+const clip = (value, [low, high]) => (known(value) ? Math.min(high, Math.max(low, value)) : value);
+const within = ([point, low, high], range) => [point, clip(low, range), clip(high, range)];
+
 const bootstrap = (groups, statistic, reps) => bootstraps(groups, [statistic], reps)[0];
 
 // The interquartile mean: without the lowest and the highest quarter of all scores.
@@ -202,8 +206,8 @@ function groupCurve(runs, view) {
   if (own.length < 3) return { end, x, y, low: [], high: [], counts, of: own.length };
   const key = `band ${view.metric} ${view.x} ${view.smooth} ${runs.map((run) => run.index)}`;
   const [low, high] = remembered(key, () => {
-    const pairs = columns.map(meanInterval);
-    return [pairs.map((pair) => pair[0]), pairs.map((pair) => pair[1])];
+    const range = D.seen[view.metric][runs[0].env], pairs = columns.map(meanInterval);
+    return [0, 1].map((side) => pairs.map((pair) => clip(pair[side], range)));
   });
   return { end, x, y, low: low.map(drawn), high: high.map(drawn), counts, of: own.length };
 }
