@@ -253,9 +253,9 @@ def ranges(runs, tags):
     return found
 
 
-def mean_curve(curves, limits):
+def mean_curve(curves, limits, reach=SMOOTH):
     """The mean of several curves as far as more than half of them go: places, mean and interval within the limits."""
-    end, rows = max(curve[0] for curve in curves), on_grid(curves)
+    end, rows = max(curve[0] for curve in curves), on_grid(curves, reach)
     drawn = 2 * (~np.isnan(rows)).sum(axis=0) > len(rows)
     triple = stats.within(stats.bootstrap_curves(rows), *limits)
     places = (np.arange(rows.shape[1]) + 0.5) / rows.shape[1] * end
@@ -708,7 +708,7 @@ def panels_of(runs, tags, options):
             drawn = [i for i in group if options.over in curves[i].get(tag, {})]
             if drawn:
                 found = [curves[i][tag][options.over] for i in drawn]
-                line = figure.Line(label, *mean_curve(found, seen[tag][env_id]))
+                line = figure.Line(label, *mean_curve(found, seen[tag][env_id], options.smooth))
                 panels[env_id, tag].append((line, max(end for end, _ in found)))
                 behind[label] += [[runs[i] for i in drawn]]
     return [make_panel(env_id, tag, lines, options.over) for (env_id, tag), lines in panels.items()], behind
@@ -734,7 +734,7 @@ def seeds_in_words(groups):
     return runs, sizes
 
 
-def caption_of(behind, tags):
+def caption_of(behind, tags, smooth):
     """What a figure shows, in words for its caption."""
     groups = [group for own in behind.values() for group in own]
     runs, sizes = seeds_in_words(groups)
@@ -751,7 +751,8 @@ def caption_of(behind, tags):
     going = sum(not run.ended for group in groups for run in group)
     if going:
         text.append(f"{going} of the runs had not ended.")
-    text.append(f"Each run is averaged in equal bins and smoothed over {2 * SMOOTH + 1} of them.")
+    smoothing = f" and smoothed over {2 * smooth + 1} of them" if smooth else ""
+    text.append(f"Each run is averaged in equal bins{smoothing}.")
     return " ".join(text)
 
 
@@ -759,7 +760,7 @@ def write_figure(runs, tags, options):
     panels, behind = panels_of(runs, tags, options)
     if not panels:
         fail(f"--figure: no run has a curve over {'steps' if options.over == 'steps' else 'wall time'}")
-    caption = caption_of(behind, tags)
+    caption = caption_of(behind, tags, options.smooth)
     below = caption if options.caption else ""
     figure.draw(panels, options.figure, options.columns, options.width, options.title or "", below, caption)
     shown = f"{len(panels)} panel{'s' * (len(panels) > 1)}, {len(behind)} line{'s' * (len(behind) > 1)}"
@@ -825,6 +826,9 @@ def add_paper_options(parser):
         help="of the figure (default: 2.4 per column, 3.5 for one)",
     )
     paper.add_argument("--over", choices=("steps", "time"), default="steps", help="the axis of x (default: steps)")
+    paper.add_argument(
+        "--smooth", type=int, default=SMOOTH, metavar="N", help=f"points on either side to average (default: {SMOOTH})"
+    )
     paper.add_argument("--caption", action="store_true", help="set the caption below the figure, and not only print it")
 
 
@@ -847,8 +851,8 @@ def parse_args():
     options.labels = dict(options.labels)
     if options.videos < 0:
         fail("--videos must be 0 or more")
-    if options.columns < 0 or not 0 <= options.width < 100:
-        fail("--columns and --width must be above 0, and a width is in inches")
+    if min(options.columns, options.smooth) < 0 or not 0 <= options.width < 100:
+        fail("--columns, --smooth and --width must not be below 0, and a width is in inches")
     if options.normalise not in MODES:
         read_limits(Path(options.normalise))
     for path in options.figure:

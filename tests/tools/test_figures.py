@@ -101,8 +101,10 @@ def test_settings_metrics_and_time(tmp_path, monkeypatch, capsys):
     flags = ["--metrics", "charts/SPS", "--figure", "x.svg"]
     said = call(monkeypatch, capsys, tmp_path, *flags)
     call(monkeypatch, capsys, tmp_path, *flags, "--over", "time")
+    call(monkeypatch, capsys, tmp_path, "--figure", "x.svg", "--smooth", "20")
     assert "over 3 runs (seeds 1 to 3) of each line" in said.out
-    steps, times = drawn
+    steps, times, smooth = drawn
+    assert np.nanmax(smooth[0].lines[0].y) < 47 < 48 < np.nanmax(steps[0].lines[0].y) <= 49
     assert [panel.y_label for panel in steps] == ["Episodic return", "charts/SPS"]
     assert [line.name for line in steps[0].lines] == ["ppo · 1000 steps", "ppo · 40M steps"]
     assert times[0].x_label == "Training time (seconds)" and times[0].end == pytest.approx(100)
@@ -224,7 +226,7 @@ def test_colours_are_those_of_the_page():
         (["--figure", "x.pdf", "--env-ids", "CartPol-v1"], "--env-ids: no run has CartPol-v1, there are: CartPole-v1"),
         (["--table", "x.md", "--labels", "pop=PPO"], "--labels: no run has pop, there are: ppo"),
         (["--figure", "x.pdf", "--env-ids", "Other_Env-v0", "--exp-names", "c51"], "no run has both"),
-        (["--figure", "x.pdf", "--width", "-1"], "--columns and --width"),
+        (["--figure", "x.pdf", "--width", "-1"], "--columns, --smooth and --width"),
     ],
 )
 def test_wrong_usage(words, message, runs, tmp_path, monkeypatch, capsys):
