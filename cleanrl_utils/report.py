@@ -142,6 +142,34 @@ def group_names(runs, labels=None):
     return names
 
 
+def unnamed_differences(runs, names):
+    """environment -> algorithm -> the flags, and "commit", in which its groups differ though no label says so."""
+    own, found = defaultdict(list), defaultdict(dict)
+    for run, name in zip(runs, names, strict=True):
+        own[run.env_id, run.exp_name].append((run, name))
+    for (env_id, algorithm), group in own.items():
+        if len({(name, run.total_timesteps) for run, name in group}) < 2:
+            continue
+        flags = {flag for run, _ in group for flag in run.args} - ASIDE
+        flags = {flag for flag in flags if len({flag_of(run, flag) for run, _ in group} - {None}) > 1}
+        flags = {flag for flag in flags if not all(f" · {flag}=" in name for _, name in group)}
+        commits = {word[:7] for run, _ in group for word in run.commit.split()}
+        if len(commits) > 1 and not all(" @ " in name for _, name in group):
+            flags.add("commit")
+        if flags:
+            found[env_id][algorithm] = sorted(flags)
+    return found
+
+
+def differences_in_words(runs, names):
+    """The same in sentences, those of several environments together."""
+    found = defaultdict(list)
+    for env_id, algorithms in unnamed_differences(runs, names).items():
+        for algorithm, flags in algorithms.items():
+            found[algorithm, ", ".join(flags)].append(env_id)
+    return [f"Lines of {name} in {', '.join(envs)} also differ in {flags}." for (name, flags), envs in found.items()]
+
+
 def name_runs(runs):
     """A name for each run that nothing else has, for links: that of its folder, or what a record says of it."""
     names, seen = [], Counter()
@@ -564,6 +592,7 @@ def page_data(runs, names, tags, options):
         "bases": bases,
         "packages": [json.loads(text) for text in packages],
         "numbers": numbers | statistics(runs, curves, seen, names),
+        "unnamed": unnamed_differences(runs, names),
         "seen": {tag: {env: digits(pair, 7) for env, pair in envs.items()} for tag, envs in seen.items()},
         "norm": {env: digits(pair, 7) for env, pair in limits.items()},
         "norm_text": f"Normalised scores: {text}.{left}",
@@ -761,6 +790,9 @@ def write_figure(runs, tags, options):
     if not panels:
         fail(f"--figure: no run has a curve over {'steps' if options.over == 'steps' else 'wall time'}")
     caption = caption_of(behind, tags, options.smooth)
+    drawn = {id(run) for own in behind.values() for group in own for run in group}
+    pairs = [(run, name) for run, name in zip(runs, group_names(runs, options.labels)) if id(run) in drawn]
+    caption = " ".join([caption, *differences_in_words(*zip(*pairs))])
     below = caption if options.caption else ""
     figure.draw(panels, options.figure, options.columns, options.width, options.title or "", below, caption)
     shown = f"{len(panels)} panel{'s' * (len(panels) > 1)}, {len(behind)} line{'s' * (len(behind) > 1)}"
@@ -781,6 +813,8 @@ def write_tables(runs, options):
     text.append("and in brackets its 95 % interval from a bootstrap over runs, which one or two runs do not have.")
     text += ["Bold: the highest mean."] * bool(tables.best_rows(rows))
     text += [f"Left out: {going} that had not ended."] * bool(going)
+    pairs = [(run, name) for run, name in zip(runs, names) if has_score(run)]
+    text += [words.replace("Lines", "Scores", 1) for words in differences_in_words(*zip(*pairs))]
     for path in options.table:
         tables.write(rows, path, " ".join(text))
     print(f"{', '.join(map(str, options.table))}: {len(rows)} score{'s' * (len(rows) > 1)}")

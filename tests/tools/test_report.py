@@ -599,6 +599,25 @@ def test_settings_are_labelled_by_what_differs(tmp_path):
         assert set(names) == {f"ppo · {flag}={word}" for word in words.split()}
 
 
+def test_what_no_label_says_is_told(tmp_path, chromium):  # noqa: F811
+    """As of one that was trained for longer and at another rate."""
+    for seed in (1, 2, 3):
+        write_run(tmp_path / "runs", "Long-v1", "sac", seed, 400, total=40_000_000, gamma=0.9)
+        write_run(tmp_path / "runs", "Long-v1", "sac", seed, 900, total=1_100_000, learning_rate=0.003, gamma=0.9)
+        write_run(tmp_path / "runs", "Long-v1", "td3", seed, 400, learning_rate=seed)
+    runs, names = names_of(tmp_path / "runs")
+    assert set(names) == {"sac", "td3"}
+    assert report.differences_in_words(runs, names) == ["Lines of sac in Long-v1 also differ in learning_rate."]
+    build(tmp_path / "runs", output=tmp_path / "page")
+    with browser.open_page(chromium) as page:
+        view(page, tmp_path / "page")
+        words = page.inner_text("#charts")
+        assert "sac · 1.1M steps" in words and "sac · 40M steps" in words
+        assert "Curves of sac also differ in learning_rate." in words and page.locator("#charts .warn").count() == 1
+        page.fill("#q", "learning_rate=0.003")
+        page.wait_for_function("() => !document.querySelector('#charts .warn')")
+
+
 def test_a_record_lacks_no_flag_that_is_a_default(tmp_path):
     """It has the flags of its command only: those of the script count for the rest."""
     write_run(tmp_path / "runs", "CartPole-v1", "ppo", 1, 400, gamma=0.99, gae_lambda=0.9, note="own")

@@ -274,6 +274,11 @@ function warnings(groups) {
   if (few.length) texts.push(`One or two runs have no interval${share}.`);
   const mixed = groups.filter((group) => commitsOf(group.runs).length > 1).map((group) => group.label);
   if (mixed.length) texts.push(`Runs of several commits are in one curve: ${mixed.join(", ")}.`);
+  const unnamed = state.by === "algorithm" && groups.length ? D.unnamed[groups[0].env] ?? {} : {};
+  for (const [algo, flags] of Object.entries(unnamed)) {
+    const shown = groups.filter((group) => group.runs[0].algo === algo);
+    if (shown.length > 1) texts.push(`Curves of ${shown[0].runs[0].name} also differ in ${flags.join(", ")}.`);
+  }
   return texts.map((text) => make("p", { class: "warn" }, text));
 }
 
