@@ -161,12 +161,12 @@ def unnamed_differences(runs, names):
     return found
 
 
-def differences_in_words(runs, names):
+def differences_in_words(runs, names, labels):
     """The same in sentences, those of several environments together."""
     found = defaultdict(list)
     for env_id, algorithms in unnamed_differences(runs, names).items():
         for algorithm, flags in algorithms.items():
-            found[algorithm, ", ".join(flags)].append(env_id)
+            found[labels.get(algorithm, algorithm), ", ".join(flags)].append(env_id)
     return [f"Lines of {name} in {', '.join(envs)} also differ in {flags}." for (name, flags), envs in found.items()]
 
 
@@ -792,7 +792,7 @@ def write_figure(runs, tags, options):
     caption = caption_of(behind, tags, options.smooth)
     drawn = {id(run) for own in behind.values() for group in own for run in group}
     pairs = [(run, name) for run, name in zip(runs, group_names(runs, options.labels)) if id(run) in drawn]
-    caption = " ".join([caption, *differences_in_words(*zip(*pairs))])
+    caption = " ".join([caption, *differences_in_words(*zip(*pairs), options.labels)])
     below = caption if options.caption else ""
     figure.draw(panels, options.figure, options.columns, options.width, options.title or "", below, caption)
     shown = f"{len(panels)} panel{'s' * (len(panels) > 1)}, {len(behind)} line{'s' * (len(behind) > 1)}"
@@ -814,7 +814,7 @@ def write_tables(runs, options):
     text += ["Bold: the highest mean."] * bool(tables.best_rows(rows))
     text += [f"Left out: {going} that had not ended."] * bool(going)
     pairs = [(run, name) for run, name in zip(runs, names) if has_score(run)]
-    text += [words.replace("Lines", "Scores", 1) for words in differences_in_words(*zip(*pairs))]
+    text += [words.replace("Lines", "Scores", 1) for words in differences_in_words(*zip(*pairs), options.labels)]
     for path in options.table:
         tables.write(rows, path, " ".join(text))
     print(f"{', '.join(map(str, options.table))}: {len(rows)} score{'s' * (len(rows) > 1)}")

@@ -607,7 +607,9 @@ def test_what_no_label_says_is_told(tmp_path, chromium):  # noqa: F811
         write_run(tmp_path / "runs", "Long-v1", "td3", seed, 400, learning_rate=seed)
     runs, names = names_of(tmp_path / "runs")
     assert set(names) == {"sac", "td3"}
-    assert report.differences_in_words(runs, names) == ["Lines of sac in Long-v1 also differ in learning_rate."]
+    assert report.differences_in_words(runs, names, {"sac": "SAC"}) == [
+        "Lines of SAC in Long-v1 also differ in learning_rate."
+    ]
     build(tmp_path / "runs", output=tmp_path / "page")
     with browser.open_page(chromium) as page:
         view(page, tmp_path / "page")
