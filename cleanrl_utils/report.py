@@ -7,7 +7,8 @@ in report/scores.md and report/scores.csv. Paths are run folders, folders with r
 
     python -m cleanrl_utils.report runs --labels ppo=PPO dqn=DQN --figure curves.pdf --table scores.tex
 
-draws the same curves and intervals as a figure, and writes the scores as a table, without a page.
+draws the same curves and intervals as a figure, and writes the scores as a table, without a page. --aggregates FILE
+draws the statistics over environments.
 
 --normalise says what 0 and 1 are in the aggregates over environments:
   start      the return at the beginning of training and the highest score of any ended run (the default)
@@ -31,7 +32,7 @@ import sys
 import time
 import webbrowser
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -249,36 +250,59 @@ def normal_range(envs, limits, seen):
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def aggregates(runs, curves, limits, seen, run_names):
-    """The statistics over environments of the first suite, and the end of the axis of the profiles."""
+@dataclass
+class Compared:
+    """A group in the aggregates: its statistics, each with an interval, and the key under which the page knows it."""
+
+    name: str
+    key: str
+    scores: list  # normalised, an array for each environment
+    iqm: tuple
+    profile: tuple
+    course: tuple | None  # without curves there is none
+    better: tuple | None = None  # the probability to score more than the best; the best itself has none
+
+
+def compare_groups(runs, curves, limits, seen, run_names):
+    """The environments of the first suite, its groups by their interquartile means, and the end of the profiles."""
 
     def score(i):
         return normalised(runs[i].score, limits[runs[i].env_id])
 
-    names, numbers = comparable(runs, limits, run_names), {}
+    names, found = comparable(runs, limits, run_names), []
     envs, chosen = first_suite(names)
     span = normal_range(envs, limits, seen) if envs else None
-    own = {name: [names[name][env] for env in envs] for name in chosen}
-    scores = {name: [np.array([score(i) for i in group]) for group in own[name]] for name in chosen}
-    keys = {name: ";".join(",".join(map(str, group)) for group in own[name]) for name in chosen}
     every = [score(i) for groups in names.values() for group in groups.values() for i in group]
     end = max([1.0, *every])
     for name in chosen:
-        numbers[f"iqm {keys[name]}"] = stats.within(stats.bootstrap(scores[name], stats.iqm), *span)
-        profile = stats.performance_profile(scores[name], np.linspace(0, end, TAUS))
-        numbers[f"profile {keys[name]}"] = np.stack(profile, axis=1)
-        of_returns = {i: curves[i].get(RETURN, {}).get("steps") for group in own[name] for i in group}
-        courses = [course([runs[i] for i in group], [of_returns[i] for i in group], limits) for group in own[name]]
+        own = [names[name][env] for env in envs]
+        scores, course_of_iqm = [np.array([score(i) for i in group]) for group in own], None
+        of_returns = {i: curves[i].get(RETURN, {}).get("steps") for group in own for i in group}
+        courses = [course([runs[i] for i in group], [of_returns[i] for i in group], limits) for group in own]
         if all(len(group) for group in courses):
-            triple = stats.within(stats.bootstrap(courses, iqm_of_courses, reps=300), *span)
-            numbers[f"course {SMOOTH} {keys[name]}"] = np.stack(triple, axis=1)
-    if chosen:
-        best = max(chosen, key=lambda name: numbers[f"iqm {keys[name]}"][0])
-        for name in chosen:
-            if name != best:
-                better = stats.probability_of_improvement(scores[name], scores[best])
-                numbers[f"better {keys[name]}>{keys[best]}"] = better
-    return {key: [digits(row) for row in np.atleast_2d(value)] for key, value in numbers.items()}, end
+            course_of_iqm = stats.within(stats.bootstrap(courses, iqm_of_courses, reps=300), *span)
+        key = ";".join(",".join(map(str, group)) for group in own)
+        middle = stats.within(stats.bootstrap(scores, stats.iqm), *span)
+        profile = stats.performance_profile(scores, np.linspace(0, end, TAUS))
+        found.append(Compared(name, key, scores, middle, profile, course_of_iqm))
+    best = max(found, key=lambda group: group.iqm[0], default=None)
+    for group in found:
+        if group is not best:
+            group.better = stats.probability_of_improvement(group.scores, best.scores)
+    return envs, found, end
+
+
+def aggregates(found):
+    """The statistics over environments under the names by which the page looks for them."""
+    numbers, best = {}, next((group for group in found if not group.better), None)
+    for group in found:
+        numbers[f"iqm {group.key}"] = digits(group.iqm)
+        numbers[f"profile {group.key}"] = [digits(row) for row in np.stack(group.profile, axis=1)]
+        if group.course:
+            numbers[f"course {SMOOTH} {group.key}"] = [digits(row) for row in np.stack(group.course, axis=1)]
+        if group.better:
+            numbers[f"better {group.key}>{best.key}"] = digits(group.better)
+    return numbers
 
 
 def statistics(runs, curves, seen, names):
@@ -442,9 +466,7 @@ def page_data(runs, names, tags, options):
     limits, text = scales(runs, options.normalise)
     without = sorted({run.env_id for run in runs} - limits.keys())
     left = f" Left out, without such a scale: {', '.join(without)}." if without else ""
-    numbers, end = aggregates(runs, curves, limits, seen[RETURN], names)
-    for key, rows in numbers.items():
-        numbers[key] = rows if key.startswith(("profile", "course")) else rows[0]
+    _, compared, end = compare_groups(runs, curves, limits, seen[RETURN], names)
     bases, packages = most_common_args(runs), {}
     totals = defaultdict(set)
     for run in runs:
@@ -468,7 +490,7 @@ def page_data(runs, names, tags, options):
         "runs": listed,
         "bases": bases,
         "packages": [json.loads(text) for text in packages],
-        "numbers": numbers | statistics(runs, curves, seen, names),
+        "numbers": aggregates(compared) | statistics(runs, curves, seen, names),
         "unnamed": unnamed_differences(runs, names),
         "seen": {tag: {env: digits(pair, 7) for env, pair in envs.items()} for tag, envs in seen.items()},
         "norm": {env: digits(pair, 7) for env, pair in limits.items()},
@@ -676,6 +698,51 @@ def write_figure(runs, tags, options):
     print(f"{', '.join(map(str, options.figure))}: {shown}. Caption:\n  {caption}")
 
 
+def aggregate_panels(found, end):
+    """The statistics over environments as panels."""
+    best = next(group.name for group in found if not group.better)
+    parts, taus = (np.arange(PARTS) + 0.5) / PARTS * 100, np.linspace(0, end, TAUS)
+    rows = [figure.Row(group.name, *group.iqm) for group in found]
+    better = [figure.Row(group.name, *group.better) for group in found if group.better]
+    courses = [figure.Line(group.name, parts, *group.course) for group in found if group.course]
+    profiles = [figure.Line(group.name, taus, *group.profile) for group in found]
+    panels = [
+        figure.Intervals("Interquartile mean", rows, "Normalised score"),
+        figure.Panel("Over training", courses, "% of the steps of training", "Normalised return", 100),
+        figure.Panel("Performance profiles", profiles, "Normalised score τ", "Share of runs > τ", end),
+        figure.Intervals("Probability of improvement", better, f"P(better than {best})", (0, 1), 0.5),
+    ]
+    return [panel for panel in panels if panel.lines]
+
+
+def write_aggregates(runs, options):
+    seen, names = ranges(runs, [RETURN])[RETURN], group_names(runs, options.labels)
+    limits, scale = scales(runs, options.normalise)
+    envs, found, end = compare_groups(runs, [curves_of(run, [RETURN]) for run in runs], limits, seen, names)
+    if not found:
+        fail("--aggregates: no two algorithms have ended runs in the same environments")
+    sizes = sorted({len(scores) for group in found for scores in group.scores})
+    each = f"{sizes[0]} to {sizes[-1]} runs" if len(sizes) > 1 else f"{sizes[0]} run{'s' * (sizes[0] > 1)}"
+    order = {name: i for i, name in enumerate(options.labels.values())}
+    found.sort(key=lambda group: (order.get(group.name, len(order)), group.name))
+    best = next(group.name for group in found if not group.better)
+    text = [
+        f"{len(found)} algorithms over {len(envs)} environment{'s' * (len(envs) > 1)} ({', '.join(envs)}), {each} each:"
+    ]
+    text.append("interquartile mean of the scores, and of the returns over training, performance profiles, and the")
+    text.append(
+        f"probability that a run scores more than one of {best}, with 95 % intervals from a bootstrap over runs,"
+    )
+    text.append(f"stratified by environment. In each environment {scale}.")
+    caption = " ".join(text)
+    below, columns = caption if options.caption else "", options.columns or 4
+    panels = aggregate_panels(found, end)
+    figure.draw(
+        panels, options.aggregates, columns, options.width or 1.9 * columns, options.title or "", below, caption
+    )
+    print(f"{', '.join(map(str, options.aggregates))}: {len(found)} algorithms. Caption:\n  {caption}")
+
+
 def write_tables(runs, options):
     names, seen = group_names(runs, options.labels), ranges(runs, [RETURN])[RETURN]
     order = {name: i for i, name in enumerate(options.labels.values())}
@@ -724,6 +791,14 @@ def add_paper_options(parser):
         "--figure", type=Path, action="append", default=[], metavar="FILE", help="learning curves: .pdf, .svg or .png"
     )
     paper.add_argument(
+        "--aggregates",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="over environments: .pdf, .svg, .png",
+    )
+    paper.add_argument(
         "--table", type=Path, action="append", default=[], metavar="FILE", help="scores: .tex, .md or .csv"
     )
     paper.add_argument(
@@ -768,9 +843,11 @@ def parse_args():
         read_limits(Path(options.normalise))
     for path in options.figure:
         figure.check(path, "--figure")
+    for path in options.aggregates:
+        figure.check(path, "--aggregates")
     for path in options.table:
         tables.check(path, "--table")
-    if options.open or not (options.output or options.figure or options.table):
+    if options.open or not (options.figure or options.aggregates or options.table):
         options.output = options.output or Path("report")
     return options
 
@@ -780,6 +857,8 @@ def main():
     runs, tags = read(options)
     if options.figure:
         write_figure(runs, tags, options)
+    if options.aggregates:
+        write_aggregates(runs, options)
     if options.table:
         write_tables(runs, options)
     if not options.output:

@@ -67,6 +67,26 @@ class Panel:
     end: float | None = None  # of the axis of x
 
 
+@dataclass
+class Row:
+    name: str
+    point: float
+    low: float
+    high: float
+
+
+@dataclass
+class Intervals:
+    """Points with their intervals, one below the other."""
+
+    title: str
+    lines: list  # of rows
+    x_label: str
+    range: tuple | None = None
+    mark: float | None = None  # where a line stands for no difference
+    y_label: str = ""
+
+
 def check(path, flag):
     """End with one line what could not be drawn."""
     if path.suffix not in FORMATS:
@@ -105,10 +125,21 @@ def columns_of(n):
     return n if n < 4 else 2 if n == 4 else 3 if n < 13 else 4
 
 
-def draw_panel(axis, panel, look, outer):
-    """The curves of one panel; `outer` says whether it has its labels, of x and of y."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+def draw_intervals(axis, panel, look):
+    for i, row in enumerate(panel.lines):
+        own = look[row.name]["color"]
+        axis.plot([row.low, row.high], [-i, -i], color=own, linewidth=5, alpha=0.35, solid_capstyle="butt")
+        axis.plot(row.point, -i, "o", color=own, markersize=4.5, label=row.name)
+    if panel.mark is not None:
+        axis.axvline(panel.mark, color=SOFT, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
+    axis.set_ylim(0.6 - len(panel.lines), 0.6)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
+    if panel.range:
+        axis.set_xlim(panel.range)
 
+
+def draw_lines(axis, panel, look):
     for line in panel.lines:
         own, known = look[line.name], np.flatnonzero(~np.isnan(line.y))
         dot = {"marker": "o", "markersize": 3} if len(known) == 1 else {}
@@ -116,14 +147,23 @@ def draw_panel(axis, panel, look, outer):
         pale = 0.18 if len(panel.lines) < 5 else 0.1
         axis.fill_between(line.x, line.low, line.high, where=band, color=own["color"], alpha=pale, linewidth=0)
         axis.plot(line.x, line.y, label=line.name, linewidth=1.3, **own, **dot)
-    axis.set_title(panel.title)
-    axis.set(xlabel=panel.x_label if outer[0] else "", ylabel=panel.y_label if outer[1] else "")
     if panel.end:
         axis.set_xlim(0, panel.end)
-    axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+
+
+def draw_panel(axis, panel, look, outer):
+    """One panel; `outer` says whether it has its labels, of x and of y."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_title(panel.title)
+    axis.set(xlabel=panel.x_label if outer[0] else "", ylabel=panel.y_label if outer[1] else "")
+    axis.xaxis.set_major_locator(
+        MaxNLocator(5 if axis.bbox.width > 1.5 * axis.figure.dpi else 4, steps=[1, 2, 2.5, 5, 10])
+    )
     axis.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     for one in (axis.xaxis, axis.yaxis):
         one.set_major_formatter(FuncFormatter(tick))
+    (draw_lines if isinstance(panel, Panel) else draw_intervals)(axis, panel, look)
 
 
 def draw_panels(axes, panels, columns, look):
@@ -155,7 +195,7 @@ def own_legend(axis, width):
     ratio = width * axis.figure.dpi / legend.get_window_extent(axis.figure.canvas.get_renderer()).width
     for text in legend.get_texts() if ratio < 1 else []:
         text.set_fontsize(6.5 * max(0.5, ratio))
-    return 0.125 * len(axis.lines)
+    return 0.125 * len(legend.get_texts())
 
 
 def common_legend(figure, look):
@@ -211,7 +251,7 @@ def draw(panels, paths, columns=0, width=0.0, title="", caption="", note=""):
     columns = min(columns or columns_of(len(panels)), len(panels))
     rows, look = -(-len(panels) // columns), looks(panels)
     width = width or (3.5 if columns == 1 else 2.4 * columns)
-    height = rows * max(1.3, min(0.78 * width / columns, 2.6))
+    height = rows * max(1.7, min(0.78 * width / columns, 2.6))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained", dpi=100)
         FigureCanvasAgg(figure)

@@ -110,6 +110,28 @@ def test_settings_metrics_and_time(tmp_path, monkeypatch, capsys):
     assert times[0].x_label == "Training time (seconds)" and times[0].end == pytest.approx(100)
 
 
+def test_aggregates_are_those_of_the_page(runs, tmp_path, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(figure, "draw", lambda panels, paths, *rest: drawn.append(panels))
+    only = ["--exp-names", "ppo", "dqn", "--labels", "ppo=PPO"]
+    said = call(monkeypatch, capsys, runs, "--aggregates", "x.pdf", "-o", tmp_path / "page", *only)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "page/index.html").read_text())[1])
+    numbers = {key.split()[0]: value for key, value in data["numbers"].items() if key.startswith(("better", "iqm"))}
+    middle, courses, profiles, better = drawn[0]
+    assert [row.name for row in middle.lines] == [line.name for line in profiles.lines] == ["PPO", "dqn"]
+    (row,) = better.lines
+    assert row.name == "dqn" and better.x_label == "P(better than PPO)" and row.point < 0.5
+    assert [row.point, row.low, row.high] == pytest.approx(numbers["better"], rel=1e-4)
+    assert any([row.point, row.low, row.high] == pytest.approx(numbers["iqm"], rel=1e-4) for row in middle.lines)
+    assert courses.lines[0].y[-1] > courses.lines[0].y[0] and courses.end == 100
+    for words in (
+        "2 algorithms over 2 environments (CartPole-v1, Other_Env-v0), 4 runs each",
+        "one of PPO",
+        "0 is the return",
+    ):
+        assert words in said.out
+
+
 def test_order_and_labels(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     call(monkeypatch, capsys, runs, "--labels", "ppo=PPO", "dqn=DQN_&", "--table", "a.tex", "--table", "a.md")
@@ -180,6 +202,13 @@ LONG = "ppo_continuous_action_isaacgym · 40M steps"
     "panels",
     [
         [panel("CartPole-v1", ["PPO", "DQN"])],
+        [
+            figure.Intervals("Interquartile mean", [figure.Row("PPO", 0.5, 0.2, 0.9)], "Normalised score"),
+            *[panel("Performance profiles", ["PPO", LONG])] * 2,
+            figure.Intervals(
+                "Probability of improvement", [figure.Row("DQN", 0.5, 0.2, 0.9)], "P(better)", (0, 1), 0.5
+            ),
+        ],
         [panel(f"Env{i}-v1", ["ppo", LONG, "x" * 30, "rpo_continuous_action"]) for i in range(5)],
         [panel(f"proof_of_memory:A{'b' * i}-v1", [f"{LONG} {n}" for n in range(1, 2 * i + 4)]) for i in range(4)],
     ],
@@ -238,9 +267,13 @@ def test_wrong_usage(words, message, runs, tmp_path, monkeypatch, capsys):
 
 def test_nothing_to_draw(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "runs", "CartPole-v1", 1, np.zeros(0), ended=False)
-    for flag, message in ("--figure", "no run has a curve"), ("--table", "no run has ended with a score"):
+    for flag, message in (
+        ("--figure", "no run has a curve"),
+        ("--table", "no run has ended with a score"),
+        ("--aggregates", "no two algorithms have ended runs in the same environments"),
+    ):
         said = call(
-            monkeypatch, capsys, tmp_path / "runs", flag, tmp_path / ("x.pdf" if flag == "--figure" else "x.md"), code=2
+            monkeypatch, capsys, tmp_path / "runs", flag, tmp_path / ("x.md" if flag == "--table" else "x.pdf"), code=2
         )
         assert said.err.startswith(f"report: {flag}: {message}")
     monkeypatch.setattr(figure, "find_spec", lambda name: None)
