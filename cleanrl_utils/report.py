@@ -579,6 +579,9 @@ def read(options):
     envs = named(options.env_ids, {run.env_id for run in found}, "--env-ids")
     names = named(options.exp_names, {run.exp_name for run in found}, "--exp-names")
     named(list(options.labels), {run.exp_name for run in found}, "--labels")
+    shown = Counter(options.labels.get(name, name) for name in {run.exp_name for run in found})
+    if twice := [label for label, n in shown.items() if n > 1]:
+        fail(f"--labels: {twice[0]} would be the name of several algorithms")
     found = [run for run in found if run.env_id in envs and run.exp_name in names]
     if not found:
         fail("no run has both an environment of --env-ids and a name of --exp-names")
@@ -855,12 +858,15 @@ def parse_args():
 def main():
     options = parse_args()
     runs, tags = read(options)
-    if options.figure:
-        write_figure(runs, tags, options)
-    if options.aggregates:
-        write_aggregates(runs, options)
-    if options.table:
-        write_tables(runs, options)
+    try:
+        if options.figure:
+            write_figure(runs, tags, options)
+        if options.aggregates:
+            write_aggregates(runs, options)
+        if options.table:
+            write_tables(runs, options)
+    except OSError as error:
+        fail(f"cannot write {error.filename}: {error.strerror}")
     if not options.output:
         return
     page, n = write_report(runs, tags, options), len(runs)

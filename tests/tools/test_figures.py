@@ -254,6 +254,7 @@ def test_colours_are_those_of_the_page():
         (["--table", "x.doc"], "--table x.doc: is no .tex, .md or .csv"),
         (["--figure", "x.pdf", "--env-ids", "CartPol-v1"], "--env-ids: no run has CartPol-v1, there are: CartPole-v1"),
         (["--table", "x.md", "--labels", "pop=PPO"], "--labels: no run has pop, there are: ppo"),
+        (["--table", "x.md", "--labels", "dqn=ppo"], "--labels: ppo would be the name of several algorithms"),
         (["--figure", "x.pdf", "--env-ids", "Other_Env-v0", "--exp-names", "c51"], "no run has both"),
         (["--figure", "x.pdf", "--width", "-1"], "--columns, --smooth and --width"),
     ],
@@ -276,6 +277,10 @@ def test_nothing_to_draw(tmp_path, monkeypatch, capsys):
             monkeypatch, capsys, tmp_path / "runs", flag, tmp_path / ("x.md" if flag == "--table" else "x.pdf"), code=2
         )
         assert said.err.startswith(f"report: {flag}: {message}")
+    (tmp_path / "folder.md").mkdir()
+    write_run(tmp_path / "runs", "CartPole-v1", 2, np.zeros(9))
+    said = call(monkeypatch, capsys, tmp_path / "runs", "--table", tmp_path / "folder.md", code=2)
+    assert said.err == f"report: cannot write {tmp_path}/folder.md: Is a directory\n"
     monkeypatch.setattr(figure, "find_spec", lambda name: None)
     said = call(monkeypatch, capsys, tmp_path / "runs", "--figure", tmp_path / "x.pdf", code=2)
     assert said.err == 'report: --figure needs matplotlib: pip install -e ".[plot]"\n'
