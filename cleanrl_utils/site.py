@@ -49,6 +49,15 @@ METRICS = "explanation-of-the-logged-metrics"
 WIDE, UNSEARCHED = "hide: [navigation, toc]", "search: {exclude: true}"
 MATH = re.compile(r"^```math\n(?P<block>.*?)^```$|\$`(?P<words>[^`\n]+)`\$", re.M | re.S)
 SPACE = '<mspace width="0.167em" />'
+MATH_STYLE = (  # what browsers draw otherwise than TeX
+    (' xmlns="[^"]*"', ""),
+    (r"<mo>([A-Za-z]+)</mo>", r"<mi>\1</mi>"),  # names of functions: no space around them, but beside other names
+    (r"(</m(?:i|n|sub|sup)>)(?=<mi>[A-Za-z]{2,}<)", rf"\1{SPACE}"),
+    (r"(?<!b>|p>|r>)(<mi>[A-Za-z]{2,}</mi>)(?=<m(?:i|n|sub|sup|over|frac)>)", rf"\1{SPACE}"),
+    (r"<msup>(<mi>[^<]+</mi>)<mi>&#x02032;</mi></msup>", r'<mrow>\1<mo lspace="0" rspace="0">&#x02032;</mo></mrow>'),
+    ('<mo stretchy="true">&#x000AF;</mo>', '<mo stretchy="false">&#x0203E;</mo>'),  # a bar
+    (r"((?:&#x0003D;|&#x0002C;|&#x00028;|\[)</mo>)<mo>(?=&#x02212;)", r'\1<mo form="prefix">'),  # the sign of a number
+)
 PART = '<div data-part="{}"></div>'  # what HTML is put in the place of once MkDocs is done
 CARDS = '<div class="{}" markdown>\n\n{}\n\n</div>'  # on a phone a row of the table in it becomes a card
 NOT_FOUND = '<h1>There is no such page</h1><p>Search for it above, or begin <a href="/">at home</a>.</p>'
@@ -305,10 +314,9 @@ def mathml(tex, display="inline"):
         raise ValueError(type(error).__name__) from error
     if unknown := re.search(r'<mi>(\\\w+|&(?!#))|linebreak="(newline)"', html):  # it takes such things for names
         raise ValueError(f"{unknown[1] or unknown[2]} is not known, or not in this place")
-    html = html.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")
-    html = re.sub(r"<mo>([A-Za-z]+)</mo>", r"<mi>\1</mi>", html)  # names of functions, without space around them
-    html = re.sub(r"(</m(?:i|n|sub|sup)>)(?=<mi>[A-Za-z]{2,}<)", rf"\1{SPACE}", html)  # but beside other names
-    return re.sub(r"(?<!b>|p>|r>)(<mi>[A-Za-z]{2,}</mi>)(?=<m(?:i|n|sub|sup|over|frac)>)", rf"\1{SPACE}", html)
+    for old, new in MATH_STYLE:
+        html = re.sub(old, new, html)
+    return html
 
 
 def set_formulas(site, page, path, text):
