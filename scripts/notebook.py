@@ -43,6 +43,7 @@ def write_script(cells):
                 first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
                 name = getattr(node, "name", lines[first - 1])
                 parts[name] = "\\n".join(lines[first - 1 : node.end_lineno])
+    parts.pop("write_script", None)
     Path(__file__).write_text('"""PPO, from a notebook."""\\n\\n' + "\\n\\n\\n".join(parts.values()) + "\\n")'''
 
 FLAGS = """args = Args(
