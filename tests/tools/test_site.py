@@ -406,7 +406,7 @@ def test_pages_in_a_browser(chromium, address, scheme, width):  # noqa: F811
 
 
 def test_formulas_in_a_browser(chromium, address):  # noqa: F811
-    """They are drawn, in columns, without asking anyone, and a phone scrolls those that are too wide."""
+    """They are drawn, with equal signs below each other, asking nobody, and a phone scrolls those that are too wide."""
     with browser.open_page(chromium, width=390) as page:
         for name in ("ppo", "c51", "tqc"):
             page.goto(f"{address}rl-algorithms/{name}/")
@@ -414,11 +414,11 @@ def test_formulas_in_a_browser(chromium, address):  # noqa: F811
             assert drawn and min(drawn) > 15, name
             assert page.evaluate(BEYOND) == [], name
         page.goto(f"{address}rl-algorithms/ppo/")
-        sides = "[...document.querySelectorAll('.formula mtr')].slice(0, 5).map(row => {"
-        sides += " const [a, b] = [...row.children].map(cell => cell.getBoundingClientRect());"
-        sides += " return [a.right, b.left]; })"
-        rights, lefts = zip(*page.evaluate(sides))
-        assert max(rights) - min(rights) < 1 and max(lefts) - min(lefts) < 1 and min(lefts) >= max(rights) - 1
+        signs = "[...document.querySelectorAll('.formula mtable')].map(table => [...table.children].map("
+        signs += "row => row.children[1].querySelector('mo').getBoundingClientRect()))"
+        for table in page.evaluate(f"{signs}.map(boxes => boxes.map(box => [box.left, box.top]))"):
+            lefts, tops = zip(*table)
+            assert max(lefts) - min(lefts) < 1 and list(tops) == sorted(tops) and len(set(tops)) == len(tops)
         assert page.evaluate("document.querySelector('.formula').scrollWidth") > 390
         assert errors(page) == []
 
