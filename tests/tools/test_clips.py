@@ -1,6 +1,7 @@
 """Animated pictures of agents: how they are made, and that those of the pages are small."""
 
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_pictures_of_pages(path):
     from PIL import Image
 
     with Image.open(path) as picture:
-        assert picture.n_frames >= 30 and picture.width <= 320
+        assert picture.n_frames >= 20 and picture.width <= 320  # what stays as it is, is one frame
     assert path.stat().st_size <= 300_000
-    shown = [page.read_text() for page in (ROOT / "docs").rglob("*.md") if path.name in page.read_text()]
-    assert shown and all(f"](../static/{path.name})" in text and "![](" not in text for text in shown)
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs/rl-algorithms").glob("*.md"))
+    assert re.search(rf"!\[\w[^]]+\]\(\.\./static/{path.name}\)", pages)
