@@ -28,7 +28,6 @@ training. Run them in order, change what you like and run on from there: all var
 on CartPole-v1, on a CPU or a GPU."""
 
 SCRIPT = '''import ast
-from pathlib import Path
 
 __file__ = "ppo_notebook.py"  # runs are named after it
 
@@ -110,8 +109,8 @@ def cells(source, equations):
     yield "markdown", INTRODUCTION.format(about=ast.get_docstring(tree).split("\n\nRun:")[0].replace("\n1.", "\n\n1."))
     yield from cell("install", f"%pip install -q {packages}")
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    yield from cell("script", SCRIPT)
     yield from cell("imports", "\n".join(lines[imports[0].lineno - 1 : imports[-1].end_lineno]))
+    yield from cell("script", SCRIPT)
     before, block = source[: source.index(MAIN)].split(MARK)
     marked = before.count("\n")
     starts = {}  # first lines of definitions, and what begins there
