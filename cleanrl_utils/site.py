@@ -10,6 +10,8 @@
 - What stands between `<!-- algorithms -->` and `<!-- /algorithms -->`: the pages of the algorithms and their files.
 - On the site alone, `<!-- curves: ppo.py dqn.py CartPole-v1 -->` shows recorded curves of files, in the environments
   that it names or in all, and `<!-- diff: c51.py -->` the code that a file changes of its parent.
+- Formulas are TeX, as a code host shows them: a block ```` ```math ```` at the margin, or $`words in a sentence`$. On
+  the site they are MathML, which a browser shows without a script. `build` names those that it cannot read.
 - Metrics that a file logs and the page of its algorithm does not explain are named; nobody but you can fix those.
 
 `build` puts the pages together with those made from the code (source, flags, diffs, metrics, descent, curves), turns
@@ -45,6 +47,17 @@ BLOCK = re.compile(r"(<!-- (results|algorithms|proof)(?:: ([^>]*?))? -->\n).*?(<
 ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
 WIDE, UNSEARCHED = "hide: [navigation, toc]", "search: {exclude: true}"
+MATH = re.compile(r"^```math\n(?P<block>.*?)^```$|\$`(?P<words>[^`\n]+)`\$", re.M | re.S)
+SPACE = '<mspace width="0.167em" />'
+MATH_STYLE = (  # what browsers draw otherwise than TeX
+    (' xmlns="[^"]*"', ""),
+    (r"<mo>([A-Za-z]+)</mo>", r"<mi>\1</mi>"),  # names of functions: no space around them, but beside other names
+    (r"(</m(?:i|n|sub|sup)>)(?=<mi>[A-Za-z]{2,}<)", rf"\1{SPACE}"),
+    (r"(?<!b>|p>|r>)(<mi>[A-Za-z]{2,}</mi>)(?=<m(?:i|n|sub|sup|over|frac)>)", rf"\1{SPACE}"),
+    (r"<msup>(<mi>[^<]+</mi>)<mi>&#x02032;</mi></msup>", r'<mrow>\1<mo lspace="0" rspace="0">&#x02032;</mo></mrow>'),
+    ('<mo stretchy="true">&#x000AF;</mo>', '<mo stretchy="false">&#x0203E;</mo>'),  # a bar
+    (r"((?:&#x0003D;|&#x0002C;|&#x00028;|\[)</mo>)<mo>(?=&#x02212;)", r'\1<mo form="prefix">'),  # the sign of a number
+)
 PART = '<div data-part="{}"></div>'  # what HTML is put in the place of once MkDocs is done
 CARDS = '<div class="{}" markdown>\n\n{}\n\n</div>'  # on a phone a row of the table in it becomes a card
 NOT_FOUND = '<h1>There is no such page</h1><p>Search for it above, or begin <a href="/">at home</a>.</p>'
@@ -180,7 +193,7 @@ class Site:
 
     def __init__(self, root, folder):
         self.root, self.folder = root, folder
-        self.parts, self.todo, self.done = {}, [], set()
+        self.parts, self.todo, self.done, self.problems = {}, [], set(), []
 
     def write(self, page, text, front=""):
         """A page; `front` is what MkDocs is told about it."""
@@ -288,6 +301,44 @@ def add_parts(site, page, text):
     return ASKED.sub(comment, BLOCK.sub(block, text))
 
 
+def mathml(tex, display="inline"):
+    """A formula as MathML, which browsers show by themselves; what cannot be read is a ValueError."""
+    from latex2mathml.converter import convert
+
+    plain = re.sub(r"\\[{}]", "", tex)
+    if plain.count("{") != plain.count("}"):
+        raise ValueError("braces do not match")
+    try:
+        html = convert(" ".join(tex.split()), display=display)
+    except Exception as error:  # of many kinds, some of them with nothing to say
+        raise ValueError(type(error).__name__) from error
+    if unknown := re.search(r'<mi>(\\\w+|&(?!#))|linebreak="(newline)"', html):  # it takes such things for names
+        raise ValueError(f"{unknown[1] or unknown[2]} is not known, or not in this place")
+    for old, new in MATH_STYLE:
+        html = re.sub(old, new, html)
+    return html
+
+
+def set_formulas(site, page, path, text):
+    """A page with places for its formulas in MathML."""
+    code = in_code(text)
+
+    def formula(match):
+        block, words = match["block"], match["words"]
+        if words and code(match.start()):
+            return match[0]
+        try:
+            html = mathml(words or block, "block" if block else "inline")
+        except ValueError as error:
+            name = path.relative_to(site.root).as_posix()
+            site.problems.append(f"{name}:{line_of(text, match.start())}: formula: {error}")
+            return match[0]
+        place = site.part(f"formula {page} {match.start()}", f'<div class="formula">{html}</div>' if block else html)
+        return place if block else place.replace("div", "span")
+
+    return MATH.sub(formula, text)
+
+
 def write_source(site, name):
     """The pages of one file of cleanrl/: its text under a table of its flags, and the diff to its parent."""
     root, parent = site.root, facts.lineage(site.root)[name].get("parent")
@@ -319,7 +370,8 @@ def write_other(site, page, path):
     """The page of any other file or folder that a page links to."""
     name = path.relative_to(site.root).as_posix()
     if path.suffix == ".md":
-        text = site.rewrite(page, path, path.read_text(encoding="utf-8"))
+        text = set_formulas(site, page, path, path.read_text(encoding="utf-8"))
+        text = site.rewrite(page, path, text)
         site.write(page, add_parts(site, page, text), UNSEARCHED if page == "readme.md" else "")
     elif path.is_dir():
         items = []
@@ -374,12 +426,13 @@ def search_boost(root, page):
 
 
 def assemble(root, folder):
-    """Everything MkDocs needs, in a folder; returns the HTML to put in afterwards."""
+    """Everything MkDocs needs, in a folder; returns the HTML to put in afterwards, and what is wrong."""
     site = Site(root, folder)
     for path in sorted(path for path in (root / "docs").rglob("*") if path.is_file()):
         page = path.relative_to(root / "docs").as_posix()
         if path.suffix == ".md":
-            text = site.rewrite(page, path, path.read_text(encoding="utf-8"))
+            text = set_formulas(site, page, path, path.read_text(encoding="utf-8"))
+            text = site.rewrite(page, path, text)
             site.write(page, add_parts(site, page, text), "" if text.startswith("---") else search_boost(root, page))
         else:
             (folder / page).parent.mkdir(parents=True, exist_ok=True)
@@ -389,7 +442,7 @@ def assemble(root, folder):
     write_lists(site)
     while site.todo:
         write_other(site, *site.todo.pop())
-    return site.parts
+    return site.parts, site.problems
 
 
 def navigation(nav, folder):
@@ -416,7 +469,7 @@ def finish(output, parts):
         text = path.read_text(encoding="utf-8")
         filled = re.sub(r"(?<!</span>)<code>[^<]*</code>", breakable, text)  # in a sentence or a table, not in a block
         filled = filled.replace("<h1>404 - Not found</h1>", NOT_FOUND)
-        filled = re.sub(r'<div data-part="([^"]*)">\s*</div>', lambda match: parts[unescape(match[1])], filled)
+        filled = re.sub(r'<(div|span) data-part="([^"]*)">\s*</\1>', lambda match: parts[unescape(match[2])], filled)
         if filled != text:
             path.write_text(filled, encoding="utf-8", newline="\n")
 
@@ -451,7 +504,7 @@ def build(root, output):
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "docs")
-        parts = assemble(root, folder)
+        parts, wrong = assemble(root, folder)
         config = yaml.safe_load((root / "mkdocs.yml").read_text(encoding="utf-8"))
         config["nav"] = navigation(config["nav"], folder)
         config |= {"docs_dir": str(folder), "site_dir": str(Path(temporary, "site"))}
@@ -466,7 +519,7 @@ def build(root, output):
         for name in ("sitemap.xml", "sitemap.xml.gz"):  # they want an address, and say when
             (made / name).unlink(missing_ok=True)
         finish(made, parts)
-        problems = add_report(root, made)
+        problems = wrong + add_report(root, made)
         problems += [f"{path.relative_to(made).as_posix()}: {what}" for path, what in broken_links(made)]
         if output.exists():
             shutil.rmtree(output)
@@ -520,8 +573,9 @@ def main(argv=None):
         parser.error(f"{root} has no docs; name the repository with --root")
     if args.command in ("check", "fix"):
         return check(root, fix=args.command == "fix")
-    if not find_spec("material"):
-        parser.error('the package mkdocs-material is missing: pip install -e ".[docs]"')
+    for module, package in (("material", "mkdocs-material"), ("latex2mathml", "latex2mathml")):
+        if not find_spec(module):
+            parser.error(f'the package {package} is missing: pip install -e ".[docs]"')
     output = (args.output or root / "site").resolve()
     if output.is_file() or output.exists() and not (output / "404.html").exists() and any(output.iterdir()):
         parser.error(f"{output} is something else than a site; name another folder with -o")

@@ -44,6 +44,7 @@ COMMANDS = {
     "git": "add apply branch checkout clone commit config diff fetch init log merge pull push rebase restore rev-parse"
     " revert show stash status switch tag worktree".split(),
     "hf": "auth cache download models repos upload".split(),
+    "jupyter": ["lab", "notebook"],
     "mkdocs": ["build", "serve"],
     "pre-commit": ["install", "run"],
     "ray": "attach down exec job start status stop submit up".split(),

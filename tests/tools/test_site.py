@@ -25,7 +25,7 @@ from helpers.files import COMMON_METRICS, FILES, LINEAGE, METRICS, ROOT, each, f
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The whole site, built strictly."""
-    require("material")
+    require("material", "latex2mathml")
     output = tmp_path_factory.mktemp("built") / "site"
     assert site.build(ROOT, output) == []
     return output
@@ -130,7 +130,7 @@ def test_commands_and_links_in_code_are_left_alone(small):
 
 
 def build(root):
-    require("material")
+    require("material", "latex2mathml")
     for cached in (facts.lineage, facts.algorithms, facts.source, facts.flags, facts.metrics):
         cached.cache_clear()
     return site.build(root, root / "site")
@@ -164,6 +164,29 @@ def test_a_written_page_is_not_replaced(small):
         build(small)
 
 
+def test_formulas_are_mathml(small):
+    """A block and words in a sentence; what is code stays as it is, and what cannot be read is named with its line."""
+    page = small / "docs/rl-algorithms/ppo.md"
+    right = page.read_text()
+    lines = ["", "```math", r"\begin{split}", r"L &= \operatorname{clip}(\rho_t, -1, 1) \\", r"x &< \frac{1}{2}"]
+    lines += [r"\end{split}", "```", "", r"With $`\rho_t`$ here.", "", "```bash", "echo $`date`$", "```", ""]
+    page.write_text(right + "\n".join(lines))
+    assert build(small) == []
+    html = (small / "site/rl-algorithms/ppo/index.html").read_text()
+    (block,) = re.findall(r'<div class="formula">(.*?)</div>', html, re.S)
+    assert block.startswith('<math display="block">') and block.count("<mtr>") == 2 and "<mi>clip</mi>" in block
+    assert "&#x0003C;" in block and "<mfrac>" in block and "\\" not in block and "http" not in block
+    assert re.search(r"With <math[^>]*><mrow><msub>.*?</math> here\.", html)
+    assert "$`" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.S) and "date" in html
+    wrong = [r"\nosuch{x}", r"a &= b", r"\frac{1", r"\begin{nothing} x", r"a \\ b"]
+    page.write_text(right + "".join(f"Not $`{tex}`$ here.\n" for tex in wrong))
+    lines = range(right.count("\n") + 1, right.count("\n") + 1 + len(wrong))
+    problems = build(small)
+    for line, problem in zip(lines, problems, strict=True):
+        assert problem.startswith(f"docs/rl-algorithms/ppo.md:{line}: formula: "), problem
+    assert "nosuch is not known" in problems[0] and "braces" in problems[2]
+
+
 def test_a_report_that_fails_is_heard_of(tmp_path):
     assert "not found" in "\n".join(site.add_report(tmp_path, tmp_path / "site"))
 
@@ -186,7 +209,7 @@ def test_foreign_requests_are_found(tmp_path):
     ],
 )
 def test_wrong_usage(argv, capsys):
-    require("material")
+    require("material", "latex2mathml")
     with socket.socket() as busy, pytest.raises(SystemExit) as error:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -297,6 +320,8 @@ ADDRESSES = {  # that others link to
     "get-started/examples": [],
     "get-started/benchmark-utility": [],
     "get-started/zoo": [],
+    "get-started/from-cleanrl": ["what-is-kept", "flags", "metrics", "scores"],
+    "get-started/related-projects": [],
     "advanced/hyperparameter-tuning": [],
     "advanced/resume-training": [],
     "cloud/installation": [],
@@ -307,6 +332,13 @@ ADDRESSES = {  # that others link to
     **{f"source/{name}": ["flags", "source", "L1"] for name in FILES},
     **{f"source/diff-{name}": [] for name in FILES if "parent" in LINEAGE[name]},
 }
+
+
+def test_every_algorithm_has_formulas(built):
+    for name in facts.by_page(ROOT):
+        html = (built / f"rl-algorithms/{name}/index.html").read_text()
+        assert '<div class="formula"><math display="block">' in html, name
+        assert "```math" not in html and "$<code>" not in html and "data-part" not in html, name
 
 
 def test_published_addresses(built):
@@ -370,6 +402,24 @@ def test_pages_in_a_browser(chromium, address, scheme, width):  # noqa: F811
         assert page.evaluate(CONTRAST) >= 4.3
         page.locator(".diff summary").first.click()
         assert page.locator(".diff details pre").first.is_visible()
+        assert errors(page) == []
+
+
+def test_formulas_in_a_browser(chromium, address):  # noqa: F811
+    """They are drawn, with equal signs below each other, asking nobody, and a phone scrolls those that are too wide."""
+    with browser.open_page(chromium, width=390) as page:
+        for name in ("ppo", "c51", "tqc"):
+            page.goto(f"{address}rl-algorithms/{name}/")
+            drawn = page.evaluate("[...document.querySelectorAll('.formula math')].map(e => e.clientHeight)")
+            assert drawn and min(drawn) > 15, name
+            assert page.evaluate(BEYOND) == [], name
+        page.goto(f"{address}rl-algorithms/ppo/")
+        signs = "[...document.querySelectorAll('.formula mtable')].map(table => [...table.children].map("
+        signs += "row => row.children[1].querySelector('mo').getBoundingClientRect()))"
+        for table in page.evaluate(f"{signs}.map(boxes => boxes.map(box => [box.left, box.top]))"):
+            lefts, tops = zip(*table)
+            assert max(lefts) - min(lefts) < 1 and list(tops) == sorted(tops) and len(set(tops)) == len(tops)
+        assert page.evaluate("document.querySelector('.formula').scrollWidth") > 390
         assert errors(page) == []
 
 
