@@ -91,7 +91,7 @@ class Args:
     save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
     upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
     hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
+    resume: str = ""  # continue the run in this folder, or the newest in runs: latest
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
@@ -307,10 +307,12 @@ def read_flags(argv, default):
 
 
 def parse_args():
-    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    """The flags of this run, over those of the run to resume, which may be called `latest`; `--x no` means `--no-x`."""
     booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
     argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
-    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv)
+    newest = max(Path("runs").glob(f"*/{Path(__file__).name}"), key=os.path.getmtime, default=Path("latest", "none"))
+    argv = re.sub(r"(?m)^--resume[\n=]latest$", lambda _: f"--resume\n{newest.parent}", argv).split("\n")[1:]
     args = read_flags(argv, Args())
     if args.resume:
         for name in ("args.json", "checkpoint.*", Path(__file__).name):

@@ -99,7 +99,7 @@ class Args:
     save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
     upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
     hf_entity: str = ""  # hub user or organisation, if not the owner of the token
-    resume: str = ""  # continue the run in this folder
+    resume: str = ""  # continue the run in this folder, or the newest in runs: latest
     checkpoint_freq: int = 100_000  # environment steps between checkpoints
 
 
@@ -317,6 +317,14 @@ class FrameReplay:
         self.saved = ends
 
 
+def explore(act, obs, epsilon, num_actions, rng):
+    """The actions of a policy, or random ones at the rate epsilon."""
+    random, actions = rng.random(len(obs)) < epsilon, rng.integers(num_actions, size=len(obs))
+    if not random.all():
+        actions = np.where(random, actions, np.asarray(act(obs)))
+    return actions
+
+
 def begin(envs, replay, seed):
     """New games, into the replay: observations, the frames of each, lives."""
     obs, infos = envs.reset(seed=seed)
@@ -338,6 +346,13 @@ def play_step(envs, replay, actions, stacks, lives):
     for i in done.nonzero()[0]:
         stacks[i] = replay.frames.add(next_obs[i])
     return (next_obs, stacks, infos["lives"]), reward, done
+
+
+def empty(replay, folder):
+    """Begin anew, in place."""
+    replay.frames.end = replay.rows.end = 0
+    replay.first_frames.clear()
+    replay.saved, replay.folder = (0, 0), folder
 
 
 def td_target(reward, terminated, next_q_values, gamma):
@@ -419,10 +434,12 @@ def read_flags(argv, default):
 
 
 def parse_args():
-    """The flags of this run, over those of the run to resume; `--x yes` and `--x 0` mean `--x` and `--no-x`."""
+    """The flags of this run, over those of the run to resume, which may be called `latest`; `--x no` means `--no-x`."""
     booleans = "|".join(flag.name.replace("_", "[-_]") for flag in fields(Args) if flag.type is bool)
     argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:true|yes|1)$", r"--\1", "\n".join(sys.argv))
-    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv).split("\n")[1:]
+    argv = re.sub(rf"(?m)^--({booleans})[\n=](?i:false|no|0)$", r"--no-\1", argv)
+    newest = max(Path("runs").glob(f"*/{Path(__file__).name}"), key=os.path.getmtime, default=Path("latest", "none"))
+    argv = re.sub(r"(?m)^--resume[\n=]latest$", lambda _: f"--resume\n{newest.parent}", argv).split("\n")[1:]
     args = read_flags(argv, Args())
     if args.resume:
         for name in ("args.json", "checkpoint.*", Path(__file__).name):
@@ -672,11 +689,20 @@ class PhasedRun(Run):
         for name, tag in {"loss": "loss", "td_loss": "q_loss", "distill_loss": "distill_loss"}.items():
             self.writer.add_scalar(f"charts/offline/{tag}", losses[f"losses/{name}"], step)
 
-    def score(self, policy, envs, name):
+    def keep(self, teacher_dir):
+        """Copy the teacher: a resumed run then needs neither that folder nor the hub."""
+        if not self.args.resume:
+            (self.dir / "teacher").mkdir()
+            for name in ("model.safetensors", "args.json"):
+                shutil.copyfile(teacher_dir / name, self.dir / "teacher" / name)
+
+    def score(self, policy, envs, name, step):
         """The mean return of a policy; a signal ends the games at once, as there is a fresh checkpoint."""
         ending = lambda obs: self.end_if_asked(self.step) or policy(obs)  # noqa: E731
         returns = evaluate(ending, envs, seed=self.args.seed + 2**30)
         self.say(f"{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
+        phase = "teacher" if name == "Teacher" else "offline"
+        self.writer.add_scalar(f"charts/{phase}/avg_episodic_return", returns.mean(), step)
         return float(returns.mean())
 
 
@@ -694,10 +720,7 @@ if __name__ == "__main__":
     teacher_dir = Path(args.resume, "teacher") if args.resume else find_teacher(place)
     teacher_params = load_teacher(teacher_dir, args.env_id, make_envs(args.env_id, 1))
     run = PhasedRun(args)
-    if not args.resume:  # which then needs neither that folder nor the hub
-        (run.dir / "teacher").mkdir()
-        for name in ("model.safetensors", "args.json"):
-            shutil.copyfile(teacher_dir / name, run.dir / "teacher" / name)
+    run.keep(teacher_dir)
 
     # Seeding
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest to other runs
@@ -757,13 +780,10 @@ if __name__ == "__main__":
             "losses": learner["losses"] + logged,
         }
 
-    def explore(act, epsilon, obs):
-        random, actions = rng.random(args.num_envs) < epsilon, rng.integers(num_actions, size=args.num_envs)
-        return actions if random.all() else np.where(random, actions, np.asarray(act(obs)))
-
-    def score(greedy, name):
+    def score(greedy, name, step):
         policy = epsilon_greedy(greedy, num_actions, args.end_e)
-        return run.score(policy, make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False), name)
+        games = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
+        return run.score(policy, games, name, step)
 
     def take_losses():
         """The means since they were last taken."""
@@ -785,21 +805,20 @@ if __name__ == "__main__":
     run.begin(state)
     teacher_step, teacher_return = run.saved.get("teacher_step", 0), run.saved.get("teacher_return", 0.0)
     if teacher_step == 0:
-        teacher_return = score(partial(teacher_act, teacher_params), "Teacher")
-        run.writer.add_scalar("charts/teacher/avg_episodic_return", teacher_return, 0)
+        teacher_return = score(partial(teacher_act, teacher_params), "Teacher", 0)
     counters = {"teacher_return": teacher_return}
     if teacher_step < args.teacher_steps:
         obs, *games = begin(envs, replay, args.seed + teacher_step)
     run.enter(teacher_step, args.teacher_steps)
     while teacher_step < args.teacher_steps:
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step)
-        actions = explore(partial(teacher_act, teacher_params), epsilon, obs)
+        actions = explore(partial(teacher_act, teacher_params), obs, epsilon, num_actions, rng)
         (obs, *games), reward, done = play_step(envs, replay, actions, *games)
         teacher_step += args.num_envs
         if teacher_step % args.train_frequency < args.num_envs:
             replay.flush()
-        if teacher_step % 100 < args.num_envs or teacher_step >= args.teacher_steps:
-            last = teacher_step >= args.teacher_steps
+        last = teacher_step >= args.teacher_steps
+        if teacher_step % 100 < args.num_envs or last:
             run.checkpoint_phase(teacher_step, last, teacher_step=teacher_step, **counters)
     counters["teacher_step"] = teacher_step
 
@@ -807,8 +826,7 @@ if __name__ == "__main__":
     run.enter(offline_step, args.offline_steps)
     while offline_step < args.offline_steps:
         if offline_step % 100_000 == 0 and offline_step > 0:
-            offline_return = score(partial(act, learner["params"]), "Student")
-            run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
+            score(partial(act, learner["params"]), "Student", offline_step)
         learner = update(learner, teacher_params, replay.stored(), 1.0)
         num_updates += 1
         offline_step += 1
@@ -818,20 +836,16 @@ if __name__ == "__main__":
         if offline_step % 100 == 0 or offline_step == args.offline_steps:
             run.log_offline(offline_step, take_losses(), learner["params"])
             if offline_step < args.offline_steps:  # else the replay is emptied first
-                last = offline_step % 100_000 == 0
-                run.checkpoint_phase(offline_step, last, offline_step=offline_step, **counters)
+                score_due = offline_step % 100_000 == 0
+                run.checkpoint_phase(offline_step, score_due, offline_step=offline_step, **counters)
     counters["offline_step"] = offline_step
     if global_step == 0:
-        for ring in (replay.frames, replay.rows):  # emptied in place
-            ring.end = 0
-        replay.first_frames.clear()
-        replay.saved, replay.folder = (0, 0), run.dir
+        empty(replay, run.dir)
         learner["target_params"] = jax.tree.map(jnp.copy, learner["params"])
         run.save(run.state(0, **counters))
         for path in (run.dir / "teacher").glob("replay-*.gz"):
             path.unlink()
-        offline_return = score(partial(act, learner["params"]), "Student")
-        run.writer.add_scalar("charts/offline/avg_episodic_return", offline_return, offline_step)
+        score(partial(act, learner["params"]), "Student", offline_step)
 
     # Training loop
     run.enter(global_step, args.total_timesteps)
@@ -840,7 +854,7 @@ if __name__ == "__main__":
     while global_step < args.total_timesteps:
         # Act
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        actions = explore(partial(act, learner["params"]), epsilon, obs)
+        actions = explore(partial(act, learner["params"]), obs, epsilon, num_actions, rng)
         (obs, *games), reward, done = play_step(envs, replay, actions, *games)
         run.log_episodes(global_step, reward, done)
         last_step, global_step = global_step, global_step + args.num_envs
