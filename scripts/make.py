@@ -122,7 +122,7 @@ def test(arguments, which=("-m", "not slow")):
     python("-m", "ruff", "format", "--check", *folders)
     call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
     # a missing optional part is a failure
-    workers = str((os.cpu_count() or 1) + 1)  # one more than cores: some tests wait
+    workers = str((os.cpu_count() or 1) + 2)  # more than cores: some tests wait
     options = ["--cpu-times", "-n", workers, "--dist", "loadgroup", "--durations", "10", *which]
     python("-m", "pytest", *options, *arguments, CLEANRL_REQUIRE_ALL="1")
 

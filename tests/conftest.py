@@ -4,12 +4,10 @@ tests/files: what each file of cleanrl/ must do; tests/families: what some of th
 around them; tests/helpers: what these share, and the probe environments, which a run finds as probe_envs:NAME-v0.
 """
 
-import ctypes
 import os
 import signal
 import sys
 from collections import defaultdict
-from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -19,18 +17,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from helpers.files import HELPERS, ROOT
+from helpers.forks import load_qt
 
 sys.path[:0] = [str(ROOT), str(HELPERS)]  # for `from cleanrl.ppo import gae`, and for probe_envs:NAME-v0
-
-
-try:  # Procgen needs Qt before anything imports EnvPool, and tests share a process: as in ppo_procgen.py
-    import PyQt5
-
-    for library in ("Core", "Gui") if find_library("Qt5Gui") is None else ():
-        ctypes.CDLL(f"{PyQt5.__path__[0]}/Qt5/lib/libQt5{library}.so.5")
-except (ImportError, OSError):
-    pass
-
+load_qt()  # tests share a process
 
 # Fixtures of a module that take seconds: with --dist loadgroup, tests that share one run in one worker
 COSTLY = {"aws", "awkward", "batch", "built", "chromium", "clone", "original", "site", "slurm_cluster", "trained"}

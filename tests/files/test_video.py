@@ -52,7 +52,7 @@ def test_films_of_several_stages(name, tmp_path):
 
     if name not in FUNCTIONS.values():
         return
-    total = 2 * int(argv[argv.index("--total-timesteps") + 1])
+    total = int(argv[argv.index("--total-timesteps") + 1]) * 5 // 4
     run(script(name), "--resume", run_dir(tmp_path), "--total-timesteps", total, cwd=tmp_path, **in_short(name))
     second = films(tmp_path)
     assert len(second) > len(first)

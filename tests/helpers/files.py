@@ -187,7 +187,21 @@ def require_for(name):
 
 def each(which=lambda name: True):
     """Parametrise a test over the files for which `which(name)` holds."""
-    return pytest.mark.parametrize("name", [name for name in FILES if which(name)])
+    return over([name for name in FILES if which(name)])
+
+
+def over(names):
+    assert names, "a test of no file"  # pytest would skip it
+    return pytest.mark.parametrize("name", names)
+
+
+@functools.cache
+def definitions_of(name):
+    """The text of each function and class of a file, by its name, and the lines of its main block."""
+    source = script(name).read_text()
+    lines, nodes = source.splitlines(), [node for node in ast.parse(source).body if hasattr(node, "name")]
+    texts = {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes}
+    return texts, lines[lines.index('if __name__ == "__main__":') :]
 
 
 def each_text(*definitions, lines=None, which=lambda name: True):
@@ -199,14 +213,12 @@ def each_text(*definitions, lines=None, which=lambda name: True):
     """
     first = {}
     for name in filter(which, FILES):
-        source = script(name).read_text()
-        nodes = [node for node in ast.parse(source).body if getattr(node, "name", None) in definitions]
-        key = uses(name, "torch"), *(ast.get_source_segment(source, node) for node in nodes)
+        texts, main = definitions_of(name)
+        key = uses(name, "torch"), *(text for word, text in texts.items() if word in definitions)
         if lines:
-            main = source[source.index('if __name__ == "__main__"') :].splitlines()
             key += "lstm" in name, *(line.strip() for line in main if re.search(lines, line))
         first.setdefault(key, name)
-    return pytest.mark.parametrize("name", list(first.values()))
+    return over(list(first.values()))
 
 
 def load(name):

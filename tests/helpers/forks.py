@@ -5,6 +5,8 @@ signals. What it shares with other forks is the state of the packages after thei
 hashes; so the tests of reproducibility, of a file alone and of what is missing start real processes.
 """
 
+import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -14,11 +16,21 @@ import socket
 import subprocess
 import sys
 import tempfile
+from ctypes.util import find_library
 
 PRELOAD = {  # not MuJoCo, which reads MUJOCO_GL at its import
     "torch": "torch torch._dynamo torch.utils.tensorboard gymnasium tyro safetensors.torch".split(),
     "jax": "jax flax.linen optax gymnasium tyro safetensors.flax tensorboard.summary.writer.event_file_writer".split(),
 }
+
+
+def load_qt():
+    """Procgen needs Qt before anything imports EnvPool: as in ppo_procgen.py."""
+    with contextlib.suppress(ImportError, OSError):
+        import PyQt5
+
+        for library in ("Core", "Gui") if find_library("Qt5Gui") is None else ():
+            ctypes.CDLL(f"{PyQt5.__path__[0]}/Qt5/lib/libQt5{library}.so.5")
 
 
 class Fork:
@@ -66,10 +78,13 @@ class Fork:
         return tuple(file.read() for file in self.files)
 
 
-def start_server(kind, env):
-    """A socket of a new server; the server ends with the last process that holds this socket."""
+def start_server(kind, env, alone=False):
+    """A socket of a new server; the server ends with the last process that holds this socket.
+
+    Files that run alone load EnvPool, and what it needs, themselves.
+    """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, str(its.fileno()), *PRELOAD[kind]]
+    command = [sys.executable, __file__, str(its.fileno()), *PRELOAD[kind], *["envpool"] * (not alone)]
     subprocess.Popen(command, env=env, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
     its.close()
     return ours
@@ -158,11 +173,11 @@ def finish(code, main):
 
 
 if __name__ == "__main__":
+    if "envpool" in sys.argv:
+        load_qt()
     for name in sys.argv[2:]:
-        try:
+        with contextlib.suppress(ImportError):  # a test that needs it says so
             importlib.import_module(name)
-        except ImportError:  # a test that needs it says so
-            pass
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request:
         finish(prepare(request), globals())

@@ -72,7 +72,7 @@ def environment_alone():
 
 @functools.cache
 def fork_server(kind, alone=False):
-    return forks.start_server(kind, environment_alone() if alone else environment())
+    return forks.start_server(kind, environment_alone() if alone else environment(), alone)
 
 
 def start(path, *argv, cwd, env=None, driver=None, variables=None, alone=False):

@@ -40,14 +40,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def without(*packages):
-    """As `hiding`, the code of a `driver`, which runs in a fork: for packages that the server does not import."""
+    """As `hiding`, the code of a `driver`, which runs in a fork: for packages that the server of files on their own does not import."""
     return (HIDE + WITHOUT).format(hidden=packages)
 
 
 def refuse(name, *argv, cwd, env=None, driver=None):
     """Run a file on bad input; returns the line in which it says why it refuses."""
     require_for(name)
-    done = run(script(name), *argv, cwd=cwd, env=env, driver=driver, code=2)
+    done = run(script(name), *argv, cwd=cwd, env=env, driver=driver, code=2, alone=driver is not None)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith(f"{name}.py: "), lines[0]
