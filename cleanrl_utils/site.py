@@ -43,7 +43,7 @@ from cleanrl_utils.pages import facts, proof
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[`~]* *$", re.M | re.S)
 LINE_LINK = re.compile(r"""\]\(([^()\s#]+)\#L(\d*)(?:-L(\d+))?(?:\s+(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'))?\)""")
 LINK = re.compile(r"""(\]\()([^()\s]+)((?:\s+(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))?\))""")
-BLOCK = re.compile(r"(<!-- (results|algorithms|proof)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
+BLOCK = re.compile(r"(<!-- (results|algorithms|proof|files|changes)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
 ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
 WIDE, UNSEARCHED = "hide: [navigation, toc]", "search: {exclude: true}"
@@ -140,6 +140,10 @@ def fill_blocks(root, path, text):
             body = facts.algorithms_table(root, lambda page: relative(root / f"docs/{page}", path.parent))
         elif kind == "proof":
             body = proof.page(root, link)
+        elif kind == "files":
+            body = proof.front(root, link, lambda page: relative(root / f"docs/{page}", path.parent))
+        elif kind == "changes":
+            body = facts.changes(root, *names)
         elif names == ["all"]:
             body = facts.all_results(root, link, lambda page: relative(root / f"docs/{page}", path.parent))
         else:

@@ -21,9 +21,8 @@ import numpy as np
 from cleanrl_utils.runs import results, stats
 
 CONTEXT = 3  # lines around a change that a diff shows
-README_ROW = re.compile(
-    r"^\| \[`(\w+)\.py`\]\(\S+\) \| (.*?) \| (.*?) \|.*\| \[docs\]\(docs/rl-algorithms/(\S+)\.md\) \|$", re.M
-)
+OVERVIEW = "docs/rl-algorithms/overview.md"
+FILE_ROW = re.compile(r"^\| \[`(\w+)\.py`\]\(\S+\) \| (.*?) \| (.*?) \|.*\| \[\S+\]\((\S+)\.md\) \|$", re.M)
 
 
 @cache
@@ -33,9 +32,9 @@ def lineage(root):
 
 @cache
 def algorithms(root):
-    """File name -> (algorithm, environments, name of its page), in the order of README's table."""
-    text = (root / "README.md").read_text(encoding="utf-8")
-    return {name: (what, where, page) for name, what, where, page in README_ROW.findall(text)}
+    """File name -> (algorithm, environments, name of its page), in the order of the table of all files."""
+    text = (root / OVERVIEW).read_text(encoding="utf-8")
+    return {name: (what, where, page) for name, what, where, page in FILE_ROW.findall(text)}
 
 
 @cache
@@ -228,7 +227,7 @@ def page_title(root, page):
 
 
 def by_page(root):
-    """Page of an algorithm, in the order of the navigation -> its files, in the order of README."""
+    """Page of an algorithm, in the order of the navigation -> its files, in the order of the table of all files."""
     pages = re.findall(r"rl-algorithms/([\w-]+)\.md", (root / "mkdocs.yml").read_text(encoding="utf-8"))
     names = {page: [name for name, (_, _, own) in algorithms(root).items() if own == page] for page in pages}
     return {page: files for page, files in names.items() if files}
@@ -466,6 +465,19 @@ def changed(root, name):
     """How many lines a file adds to its parent and takes away."""
     kinds = [kind for kind, _, _ in diff(root, lineage(root)[name]["parent"], name)]
     return kinds.count("+"), kinds.count("-")
+
+
+def changes(root, name):
+    """The changes of the code of a file to its parent, as `diff` prints them; no docstring, no lines that both have."""
+    parent, end = lineage(root)[name]["parent"], ast.parse(source(root, name)).body[0].end_lineno
+    texts, lines, reached, last = [source(root, stem).split("\n") for stem in (parent, name)], [], 0, "="
+    for kind, old, new in diff(root, parent, name):
+        reached = new or reached
+        if reached > end and kind != "=":
+            lines += [""] if last == "=" and lines else []
+            lines.append(f"{kind}{texts[0][old - 1] if kind == '-' else texts[1][new - 1]}")
+        last = kind
+    return "```diff\n" + "\n".join(lines) + "\n```"
 
 
 def word_marks(old, new):

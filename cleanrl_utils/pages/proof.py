@@ -5,6 +5,7 @@ some have, or if there is any run of it, stopped early or with other flags; else
 """
 
 import contextlib
+import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -119,6 +120,23 @@ def page(root, link):
     rows, count = table(root, root / SUITE, results.load([root / "benchmark/results"]))
     rows = [[f"[`{name}.py`]({link(name)})", *rest] for name, *rest in rows]
     return f"**{count}**\n\n{facts.table(HEAD, rows, 'llrrrr')}"
+
+
+def front(root, link, page_link):
+    """The table for the README: of each file what it is for, and of its goals the one that it has come closest to."""
+    runs, asked, rows = results.load([root / "benchmark/results"]), goals(root / SUITE), []
+    for page, names in facts.by_page(root).items():
+        for name in names:
+            cells = [line(root, goal, runs) for goal in asked.get(name, [])] or [["", "", "", "", ""]]
+            env_id, steps, seeds, score, reference = next((row for row in cells if row[3]), cells[0])
+            done = int(seeds.split(" of ")[0] or 0)
+            run = f"{re.sub(r'(NoFrameskip)?-v[0-9]+$', '', env_id)}, {steps.split(' of ')[0]}"
+            run += f", {done} seed{'s' * (done > 1)}" if done else ", stopped early"
+            domain = facts.algorithms(root)[name][1].rpartition(": ")[0].replace("vector observations", "vectors")
+            title = facts.page_title(root, page)
+            where = f"[{title.rpartition('(')[2].rstrip(')')}]({page_link(f'rl-algorithms/{page}.md')})"
+            rows.append([f"[`{name}.py`]({link(name)})", domain, run if score else "", score, reference, where])
+    return facts.table(["File", "For", "Recorded", "Score", "Published", "Page"], rows, "lllrrl")
 
 
 def show(suite):

@@ -107,6 +107,20 @@ def test_the_command(suite):
     assert len(re.findall(r"(?m)^proven +ppo\.py ", out)) == 3
 
 
+def test_the_table_of_the_readme():
+    """A row for each file, with its first goal of which there is any run; the page and README have the same scores."""
+    table = proof.front(ROOT, "cleanrl/{}.py".format, "docs/{}".format)
+    assert table in (ROOT / "README.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert sorted(re.search(r"`(\w+)\.py`", row[0])[1] for row in rows) == sorted(FILES)
+    asked, _ = proof.table(ROOT, ROOT / proof.SUITE, results.load([ROOT / "benchmark/results"]))
+    for cell, domain, recorded, score, published, page in rows:
+        own = [row for row in asked if f"`{row[0]}.py`" in cell]
+        first = next((row for row in own if row[4]), own[0])
+        assert (score, published) == tuple(first[4:6]) and domain and page.startswith("[")
+        assert ("stopped early" in recorded) == (" of " in first[2]) and bool(recorded) == bool(score)
+
+
 def test_the_page_counts_files():
     rows, count = proof.table(ROOT, ROOT / proof.SUITE, results.load([ROOT / "benchmark/results"]))
     proven = {name for name, *_, state in rows if state == "proven"}

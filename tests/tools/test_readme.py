@@ -9,13 +9,14 @@ from helpers.files import LINEAGE, ROOT, default, each
 @each()
 def test_the_row_of_a_file(name):
     """Its environment is the default, its parent that of the lineage, and its page exists and names it."""
-    readme = (ROOT / "README.md").read_text()
-    (row,) = re.findall(rf"(?m)^\| \[`{name}\.py`\]\(cleanrl/{name}\.py\) \|.*\[docs\].*$", readme)
+    overview = (ROOT / "docs/rl-algorithms/overview.md").read_text()
+    (row,) = re.findall(rf"(?m)^\| \[`{name}\.py`\]\(../../cleanrl/{name}\.py\) \|.*\[page\].*$", overview)
     *_, environments, parent, page, _ = (cell.strip() for cell in row.split("|"))
     assert parent == (f"`{LINEAGE[name]['parent']}.py`" if "parent" in LINEAGE[name] else "")
     assert environments.endswith(f": {default(name, 'env_id')}")
-    (path,) = re.findall(r"\((docs/rl-algorithms/[\w-]+\.md)\)", page)
-    assert f"`{name}.py`" in (ROOT / path).read_text()
+    (path,) = re.findall(r"\(([\w-]+\.md)\)", page)
+    assert f"`{name}.py`" in (ROOT / "docs/rl-algorithms" / path).read_text()
+    assert f"[`{name}.py`](cleanrl/{name}.py)" in (ROOT / "README.md").read_text()
 
 
 def test_extras():

@@ -56,9 +56,10 @@ def small(tmp_path, monkeypatch):
     for name in ("ppo.csv", "ppo_atari.csv"):
         shutil.copy(ROOT / "benchmark/results" / name, tmp_path / "benchmark/results")
     shutil.copy(ROOT / "benchmark/reference_scores.csv", tmp_path / "benchmark")
-    page = "| [docs](docs/rl-algorithms/ppo.md) |\n"
-    rows = [f"| [`{name}.py`](cleanrl/{name}.py) | PPO | all | | {page}" for name in ("ppo", "ppo_atari")]
-    (tmp_path / "README.md").write_text("# Small\n\n" + "".join(rows))
+    page = "| [page](ppo.md) |\n"
+    rows = [f"| [`{name}.py`](../../cleanrl/{name}.py) | PPO | all | | {page}" for name in ("ppo", "ppo_atari")]
+    (tmp_path / "docs/rl-algorithms/overview.md").write_text("# Which\n\n" + "".join(rows))
+    (tmp_path / "README.md").write_text("# Small\n")
     (tmp_path / "CONTRIBUTING.md").write_text("# How\n")
     (tmp_path / "docs/index.md").write_text(
         "# Home\n\n[PPO](rl-algorithms/ppo.md#overview), [how](../CONTRIBUTING.md)\n"
@@ -350,6 +351,18 @@ def test_published_addresses(built):
         assert f'id="{name}py"' in (built / f"rl-algorithms/{page}/index.html").read_text(), name
     ids = [re.findall(r'\sid="([^"]+)"', path.read_text()) for path in built.rglob("index.html")]
     assert all(len(found) == len(set(found)) for found in ids)
+
+
+def test_the_changes_of_a_file():
+    """All of the code's, in their order, none of the docstring's."""
+    fence, *lines, end = facts.changes(ROOT, "rpo_continuous_action").split("\n")
+    assert fence == "```diff" and end == "```" and "" in lines and all(line[:1] in "+-" for line in lines)
+    parent, child = (script(name).read_text().split("\n") for name in ("ppo_continuous_action", "rpo_continuous_action"))
+    for sign, text, other in (("-", parent, child), ("+", child, parent)):
+        own = [line[1:] for line in lines if line.startswith(sign)]
+        assert own == [line for line in text if line in own] and not any(line in other for line in own)
+        code = "\n".join(text).split('"""', 2)[2].split("\n")
+        assert own == [line for line in code if line not in other]
 
 
 # In a browser
