@@ -40,7 +40,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def without(*packages):
-    """As `hiding`, the code of a `driver`, which runs in a fork: for packages that the server of files on their own does not import."""
+    """As `hiding`, the code of a `driver`, which runs in a fork: for packages that no server imports for files on their
+    own."""
     return (HIDE + WITHOUT).format(hidden=packages)
 
 

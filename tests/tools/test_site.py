@@ -357,7 +357,8 @@ def test_the_changes_of_a_file():
     """All of the code's, in their order, none of the docstring's."""
     fence, *lines, end = facts.changes(ROOT, "rpo_continuous_action").split("\n")
     assert fence == "```diff" and end == "```" and "" in lines and all(line[:1] in "+-" for line in lines)
-    parent, child = (script(name).read_text().split("\n") for name in ("ppo_continuous_action", "rpo_continuous_action"))
+    names = "ppo_continuous_action", "rpo_continuous_action"
+    parent, child = (script(name).read_text().split("\n") for name in names)
     for sign, text, other in (("-", parent, child), ("+", child, parent)):
         own = [line[1:] for line in lines if line.startswith(sign)]
         assert own == [line for line in text if line in own] and not any(line in other for line in own)
