@@ -1,7 +1,8 @@
 """Play the saved model of a run: python -m cleanrl_utils.evaluate runs/CartPole-v1__ppo__1__1700000000 --episodes 10
 
-The run folder holds all that this takes: the copy of the script that made it, its flags (args.json) and its weights
-(model.safetensors, written by --save-model). The script's copy is run, the weights are data. Each episode is played in
+`latest` is the newest run in runs/. The folder holds all that this takes: the copy of the script that made it, its
+flags (args.json) and its weights (model.safetensors, written by --save-model; of a run that goes on or was stopped
+those of its checkpoint). The script's copy is run, the weights are data. Each episode is played in
 an environment of its own, with the seeds from --seed on; training began with those from the run's own seed on, one for
 each environment, and the default is far from them. --deterministic takes the likeliest action, the mean or the best,
 --stochastic draws actions or adds the noise of training; without either the file's own choice is kept.
@@ -20,13 +21,15 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
 
 from cleanrl_utils import fail
+from cleanrl_utils.runs.checkpoint import goes_on, with_model
+from cleanrl_utils.runs.folder import run_folder
 
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
 FILMING = ("record_video", "record_game", "film_game", "film_match", "film_level", "film_episode")
@@ -53,10 +56,11 @@ def load_args(run_dir):
 def load_run(run_dir):
     """The script of a run folder as a module, and its flags."""
     run_dir = Path(run_dir)
-    for name in ("args.json", "model.safetensors"):
-        if not (run_dir / name).is_file():
-            hint = ": train with --save-model" if name == "model.safetensors" and run_dir.is_dir() else ""
-            raise CannotPlay(f"{run_dir} is not a run with a model, {name} is missing{hint}")
+    if not (run_dir / "args.json").is_file():
+        raise CannotPlay(f"{run_dir} is not a run with a model, args.json is missing")
+    if not (run_dir / "model.safetensors").is_file() and not goes_on(run_dir):
+        hint = "model.safetensors and a checkpoint are missing: train with --save-model"
+        raise CannotPlay(f"{run_dir} is not a run with a model, {hint}")
     scripts = list(run_dir.glob("*.py"))
     if len(scripts) != 1:
         raise CannotPlay(f"{run_dir} should hold one script, the copy that a run makes, and holds {len(scripts)}")
@@ -160,8 +164,9 @@ def evaluate_run(
 ):
     """The undiscounted returns of some episodes of the saved policy of a run; in games of two players, (episodes, 2).
 
-    `capture_video` films one more episode, with the seed of the first, as eval-SEED.mp4 in `video_folder` or the run's.
-    What cannot be played raises CannotPlay.
+    Where there is no model, or an older one, the policy is that of the checkpoint, which is said. `capture_video` films
+    one more episode, with the seed of the first, as eval-SEED.mp4 in `video_folder` or the run's. What cannot be played
+    raises CannotPlay.
     """
     if capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
@@ -174,17 +179,38 @@ def evaluate_run(
     args["cuda"] = args.get("cuda", True) and not cpu
     if capture_video:
         check_filming(module, args)
-        path = Path(video_folder or Path(run_dir, "videos"), f"eval-{seed}.mp4")
+    with newest_model(run_dir) as (model_dir, step):
+        if step is not None:
+            print(f"Playing the checkpoint of step {step} of {args['total_timesteps']}")
+        if capture_video:
+            path = Path(video_folder or Path(run_dir, "videos"), f"eval-{seed}.mp4")
+            try:
+                film(module, args, model_dir, device, seed, deterministic, path)
+            except (ImportError, OSError, module.gym.error.Error) as error:
+                raise CannotPlay(f"--capture-video: {one_line(error)}") from error
+            print(f"Film: {path}")
+        return play(module, args, model_dir, device, seed, deterministic, episodes)
+
+
+@contextmanager
+def newest_model(run_dir):
+    """As `with_model`, with one error for all checkpoints that cannot be played."""
+    with ExitStack() as stack:
         try:
-            film(module, args, run_dir, device, seed, deterministic, path)
-        except (ImportError, OSError, module.gym.error.Error) as error:
-            raise CannotPlay(f"--capture-video: {one_line(error)}") from error
-        print(f"Film: {path}")
+            found = stack.enter_context(with_model(run_dir))
+        except ValueError as error:
+            raise CannotPlay(one_line(error)) from error
+        yield found
+
+
+def play(module, args, model_dir, device, seed, deterministic, episodes):
+    """The returns of some episodes, each in an environment of its own."""
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
     players = 2 if hasattr(module, "pettingzoo") else 1
     with closing(open_envs(module, args, num_envs=episodes * players, seed=seed)) as envs:
-        returns = np.asarray(module.evaluate(load_mode(module, run_dir, envs, device, deterministic), envs, seed=seed))
+        policy = load_mode(module, model_dir, envs, device, deterministic)
+        returns = np.asarray(module.evaluate(policy, envs, seed=seed))
     return returns.reshape(-1, players) if players > 1 else returns
 
 
@@ -258,7 +284,7 @@ def check_output(path):
 def main():
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.evaluate", **style)
-    parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
+    parser.add_argument("run_dir", help="run folder, such as runs/CartPole-v1__ppo__1__1700000000, or latest")
     parser.add_argument(
         "--episodes", type=int, default=10, help="episodes, one per environment (default: 10; in Godot one per agent)"
     )
@@ -273,6 +299,7 @@ def main():
     args = parser.parse_args()
     if args.episodes < 1:
         fail("--episodes must be at least 1")
+    args.run_dir = run_folder(args.run_dir)
     if args.output:
         check_output(args.output)
     deterministic = args.deterministic if args.deterministic or args.stochastic else None

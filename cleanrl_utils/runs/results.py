@@ -1,7 +1,8 @@
 """The runs in run folders and in recorded results, as data: `load(["runs", "benchmark/results"])`.
 
-A path is a run folder, a recorded CSV (benchmark/record.py), or a folder with any number of either in it. A folder in
-which many seeds trained at once gives a `Run` of each. A run that stopped early is there too, with `ended` false.
+A path is a run folder, `latest` for the newest in runs/, a recorded CSV (benchmark/record.py), or a folder with any
+number of these in it. A folder in which many seeds trained at once gives a `Run` of each. A run that stopped early is
+there too, with `ended` false.
 """
 
 import csv
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils.runs.events import read_series
+from cleanrl_utils.runs.folder import newest_run
 
 EPISODES = 100  # a score is the mean return of as many last episodes
 RETURN, PLAYER, COUNT, SPEED = (
@@ -238,7 +240,7 @@ def read_record(path):
 
 def find(path):
     """The run folders and the recorded CSV files at a path or anywhere below it, also where links lead to."""
-    path = Path(path)
+    path = newest_run() if str(path) == "latest" else Path(path)
     if path.suffix == ".csv" and is_record(path):
         return [path]
     found, seen = [], set()

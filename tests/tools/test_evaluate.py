@@ -6,6 +6,7 @@ test_life.py plays the policy of every file in both modes.
 import json
 import os
 import re
+import shutil
 import sys
 
 import gymnasium as gym
@@ -88,6 +89,7 @@ def test_modes_and_wrong_usage(tmp_path, monkeypatch, capsys):
 
 def check_wrong_usage(folder, tmp_path, monkeypatch, capsys):
     """One line and exit code 2 before anything is played; from Python an error that a loop over runs can catch."""
+    import torch
     from safetensors.numpy import load_file, save_file
 
     from cleanrl_utils.evaluate import evaluate_run, main
@@ -121,11 +123,67 @@ def check_wrong_usage(folder, tmp_path, monkeypatch, capsys):
     os.replace(folder / "other", folder / "model.safetensors")
     wrong("the model does not fit the script: RuntimeError")
     (folder / "model.safetensors").unlink()
-    wrong("model.safetensors is missing: train with --save-model")
+    checkpoint = (folder / "checkpoint.pt").read_bytes()
+    (folder / "checkpoint.pt").unlink()
+    wrong("model.safetensors and a checkpoint are missing: train with --save-model")
+    for data, told in (
+        (checkpoint[:-99], "is not a checkpoint with a model"),
+        (b"", "is not a checkpoint with a model"),
+    ):
+        (folder / "checkpoint.pt").write_bytes(data)
+        wrong(told)
+    torch.save({"global_step": 1, "policy": {}}, folder / "checkpoint.pt")
+    wrong("holds no weights under the name of agent or of q_network")
     (folder / "model.safetensors").write_bytes(weights)
     for broken in "{", "{}", "[1]", '{"env_id": "CartPole-v1", "seed": null}':
         (folder / "args.json").write_text(broken)
         wrong("args.json does not hold the flags of a run")
+
+
+@pytest.mark.parametrize("name", ["dqn", "ddpg_continuous_action_jax"])
+def test_plays_a_checkpoint(name, tmp_path):
+    """Of a run that was stopped, or ended without a model, with the returns of the model; `latest` is the newest."""
+    require_for(name)
+    kind = "torch" if uses(name, "torch") else "jax"
+    run(script(name), *smoke(name), "--save-model", cwd=tmp_path)
+    folder = run_dir(tmp_path)
+    first = play("latest", "--episodes", 2, cwd=tmp_path, kind=kind)
+    assert "checkpoint" not in first
+    (folder / "model.safetensors").unlink()
+    again = play("latest", "--episodes", 2, cwd=tmp_path, kind=kind)
+    total = json.loads((folder / "args.json").read_text())["total_timesteps"]
+    assert again == f"Playing the checkpoint of step {total} of {total}\n{first}"
+    assert not (folder / "model.safetensors").exists()
+    done = run_module("cleanrl_utils.enjoy", "latest", "--episodes", 2, cwd=tmp_path, kind=kind)
+    assert done.stdout == again
+    if name == "dqn":
+        check_names(folder, tmp_path)
+
+
+def check_names(folder, tmp_path):
+    """`latest` wherever a run folder is expected, the last that was begun or resumed; one line where there is none."""
+    from cleanrl_utils.runs.results import load
+
+    def said(tool, *argv, cwd=tmp_path, code=0):
+        done = run_module(f"cleanrl_utils.{tool}", *argv, cwd=cwd, code=code)
+        return done.stderr if code else done.stdout
+
+    assert "# dqn.py on 'CartPole-v1', seed 1" in said("reproduce", "latest")
+    assert "identical: " in said("reproduce", "--compare", "latest", folder)
+    require("yaml")
+    assert "The weights are those of a checkpoint, at step" in said("runs.card", "latest")
+    (tmp_path / "runs/other").mkdir()
+    shutil.copy(folder / "args.json", tmp_path / "runs/other")
+    os.utime(tmp_path / "runs/other/args.json", (1, 1))
+    assert [run.folder for run in load(folder)] == [folder] and "dqn.py" in said("reproduce", "latest")
+    os.utime(tmp_path / "runs/other/args.json")
+    assert "runs/other is not a run with a model" in play("latest", cwd=tmp_path, code=2)
+    (tmp_path / "empty").mkdir()
+    for tool in ["evaluate"], ["enjoy"], ["hub", "push"], ["reproduce"], ["runs.card"], ["compare", folder]:
+        line = said(*tool, "latest", cwd=tmp_path / "empty", code=2)
+        assert line.endswith(": latest is the newest run in runs/, and there is none: name a run folder\n"), line
+    for words in [], ["latest", "--exp-name", "dqn"], ["--exp-name", "dqn"]:
+        assert said("enjoy", *words, code=2).count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
