@@ -7,11 +7,18 @@ an environment of its own, with the seeds from --seed on; training began with th
 each environment, and the default is far from them. --deterministic takes the likeliest action, the mean or the best,
 --stochastic draws actions or adds the noise of training; without either the file's own choice is kept.
 
+    python -m cleanrl_utils.evaluate --follow RUN [RUN ...]
+
+evaluates each checkpoint as it appears, with the greedy policy: the mean return of --eval-episodes becomes a curve in
+RUN/eval, the best model is kept in RUN/best. RUN can be a run folder, latest, or a folder of runs in which more may
+begin, as with the benchmark runner. It ends when all runs have, or with Ctrl+C; the same command goes on where it was.
+
     from cleanrl_utils.evaluate import evaluate, evaluate_run
     returns = evaluate_run("runs/CartPole-v1__ppo__1__1700000000", episodes=10, deterministic=True)
 
 plays a run as well, or raises CannotPlay, a ValueError; `evaluate` plays a model of which only the weights are there.
-Exit codes: 0 played, 2 wrong usage, such as a folder whose model cannot be played.
+Exit codes: 0 played, 1 some of the runs that are followed cannot be, 2 wrong usage, such as a folder whose model cannot
+be played, 130 Ctrl+C while following.
 """
 
 import argparse
@@ -22,6 +29,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import ExitStack, closing, contextmanager
+from glob import has_magic
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -30,8 +38,10 @@ import numpy as np
 from cleanrl_utils import fail
 from cleanrl_utils.runs.checkpoint import goes_on, with_model
 from cleanrl_utils.runs.folder import run_folder
+from cleanrl_utils.runs.follow import follow
 
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
+CHOOSING = 2**29  # what --follow adds: the best model is chosen on these seeds, so that others can judge it
 FILMING = ("record_video", "record_game", "film_game", "film_match", "film_level", "film_episode")
 
 
@@ -71,6 +81,8 @@ def load_run(run_dir):
         spec.loader.exec_module(module)
     except ImportError as error:
         raise CannotPlay(f"{scripts[0].name} needs a package that is not installed: {error}") from error
+    if missing := [name for name in ("make_envs", "load_policy", "evaluate") if not hasattr(module, name)]:
+        raise CannotPlay(f"{scripts[0].name} has no {missing[0]}, which it takes to play its model")
     return module, args
 
 
@@ -214,6 +226,31 @@ def play(module, args, model_dir, device, seed, deterministic, episodes):
     return returns.reshape(-1, players) if players > 1 else returns
 
 
+def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True):
+    """Evaluate the checkpoints of runs as they appear, until all have ended; returns the exit code."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to the runs
+    loaded = {}
+
+    def score(run_dir, model_dir):
+        if run_dir not in loaded:
+            loaded[run_dir] = load_run(run_dir)
+        module, args = loaded[run_dir]
+        first = args["seed"] + CHOOSING if seed is None else seed
+        both = "deterministic" in inspect.signature(module.load_policy).parameters
+        options = args | {"cuda": args.get("cuda", True) and not cpu}
+        mode = deterministic if both else None
+        returns = play(module, options, model_dir, default_device(module, cpu), first, mode, episodes)
+        return returns[:, 0] if returns.ndim > 1 else returns  # of two players the first
+
+    try:
+        return int(bool(follow(paths, score, say=lambda text: print(text, flush=True))))
+    except ValueError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on from here.")
+        return 130
+
+
 def evaluate(model_path, make_env, env_id, eval_episodes, run_name, Model, device, epsilon=0.05, capture_video=True):
     """The returns of some episodes of a model of which only the weights are there, such as one from a hub:
 
@@ -284,11 +321,14 @@ def check_output(path):
 def main():
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.evaluate", **style)
-    parser.add_argument("run_dir", help="run folder, such as runs/CartPole-v1__ppo__1__1700000000, or latest")
     parser.add_argument(
-        "--episodes", type=int, default=10, help="episodes, one per environment (default: 10; in Godot one per agent)"
+        "run_dir", nargs="?", metavar="RUN", help="run folder, such as runs/CartPole-v1__ppo__1__1700000000, or latest"
     )
-    parser.add_argument("--seed", type=int, help="first seed (default: that of the run plus 2**30, not used to train)")
+    parser.add_argument("--follow", nargs="+", metavar="RUN", help="evaluate the checkpoints of runs as they appear")
+    about = "episodes, one per environment (default: 10; in Godot one per agent)"
+    parser.add_argument("--episodes", "--eval-episodes", type=int, default=10, help=about)
+    about = "first seed, not used to train (default: that of the run plus 2**30, with --follow plus 2**29)"
+    parser.add_argument("--seed", type=int, help=about)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--deterministic", action="store_true", help="take the likeliest action, the mean or the best")
     modes.add_argument("--stochastic", action="store_true", help="draw actions, or act with the noise of training")
@@ -299,6 +339,15 @@ def main():
     args = parser.parse_args()
     if args.episodes < 1:
         fail("--episodes must be at least 1")
+    if (args.run_dir is None) == (args.follow is None):
+        fail("evaluate what? A run folder, latest, or --follow with the runs whose checkpoints are to be evaluated")
+    if args.follow:
+        if args.capture_video or args.video_folder or args.output:
+            fail("--follow writes to RUN/eval and RUN/best: leave --capture-video, --video-folder and --output out")
+        for path in args.follow:
+            if path != "latest" and not has_magic(path) and not Path(path).is_dir():
+                fail(f"--follow {path}: there is no such folder")
+        sys.exit(follow_runs(args.follow, args.episodes, args.seed, args.cpu, not args.stochastic))
     args.run_dir = run_folder(args.run_dir)
     if args.output:
         check_output(args.output)

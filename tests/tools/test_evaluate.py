@@ -8,14 +8,17 @@ import os
 import re
 import shutil
 import sys
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+from cleanrl_utils.runs.results import load as load_runs
 from helpers.files import FILES, load, require, require_for, script, smoke, uses
-from helpers.processes import run, run_dir, run_module
+from helpers.processes import finish, run, run_dir, run_module, start
 from helpers.scalars import raw_scalars
+from helpers.synthetic_runs import write_run
 
 # for each backend; with memory; with a game that has lives; whose policy is deterministic
 PLAYED = ["ppo", "ppo_continuous_action_lstm", "ppo_atari_envpool", "sac_continuous_action_jax", "ppo_trxl", "ppo_jax"]
@@ -162,7 +165,6 @@ def test_plays_a_checkpoint(name, tmp_path):
 
 def check_names(folder, tmp_path):
     """`latest` wherever a run folder is expected, the last that was begun or resumed; one line where there is none."""
-    from cleanrl_utils.runs.results import load
 
     def said(tool, *argv, cwd=tmp_path, code=0):
         done = run_module(f"cleanrl_utils.{tool}", *argv, cwd=cwd, code=code)
@@ -175,7 +177,7 @@ def check_names(folder, tmp_path):
     (tmp_path / "runs/other").mkdir()
     shutil.copy(folder / "args.json", tmp_path / "runs/other")
     os.utime(tmp_path / "runs/other/args.json", (1, 1))
-    assert [run.folder for run in load(folder)] == [folder] and "dqn.py" in said("reproduce", "latest")
+    assert [run.folder for run in load_runs(folder)] == [folder] and "dqn.py" in said("reproduce", "latest")
     os.utime(tmp_path / "runs/other/args.json")
     assert "runs/other is not a run with a model" in play("latest", cwd=tmp_path, code=2)
     (tmp_path / "empty").mkdir()
@@ -184,6 +186,125 @@ def check_names(folder, tmp_path):
         assert line.endswith(": latest is the newest run in runs/, and there is none: name a run folder\n"), line
     for words in [], ["latest", "--exp-name", "dqn"], ["--exp-name", "dqn"]:
         assert said("enjoy", *words, code=2).count("\n") == 1
+
+
+def curve_of(folder, tag="eval/mean_return"):
+    return [(step, value) for other, step, value in raw_scalars(folder) if other == tag]
+
+
+def test_follows_a_run(tmp_path):
+    """From before its first step until its end, which the follower notices; and on after a resume, nothing twice."""
+    require_for("ppo")
+    from cleanrl_utils.evaluate import CHOOSING, evaluate_run
+
+    (tmp_path / "runs").mkdir()
+    short = ["--num-envs", 2, "--num-steps", 32, "--num-minibatches", 2]
+    process = start(
+        script("ppo"), *short, "--total-timesteps", 2048, "--checkpoint-freq", 64, "--no-cuda", cwd=tmp_path
+    )
+    told = play("--follow", "runs", "--eval-episodes", 2, cwd=tmp_path)
+    finish(process)
+    folder = run_dir(tmp_path)
+    curve, trained = curve_of(folder / "eval"), raw_scalars(folder)
+    assert [step for step, _ in curve] == sorted({step for step, _ in curve}) and curve[-1][0] == 2048
+    returns = evaluate_run(folder, 2, seed=1 + CHOOSING, cpu=True, deterministic=True)
+    assert curve[-1][1] == pytest.approx(returns.mean()), "not greedy, or not on the seeds to choose by"
+    assert f"{folder.name}: step 2048 of 2048: mean return {returns.mean():.2f} +- {returns.std():.2f}, 2 epi" in told
+    best = max(value for _, value in curve)
+    assert np.mean([value for _, value in curve_of(folder / "best", "eval/episodic_return")]) == pytest.approx(best)
+    assert evaluate_run(folder / "best", 2, seed=1 + CHOOSING, deterministic=True).mean() == pytest.approx(best)
+
+    assert play("--follow", "latest", cwd=tmp_path) == "", "again"
+    run(script("ppo"), "--resume", folder, "--total-timesteps", 2560, cwd=tmp_path)
+    again = play("--follow", folder, "--eval-episodes", 2, cwd=tmp_path)
+    assert again.count("\n") == 1 and "step 2560 of 2560" in again
+    assert curve_of(folder / "eval")[:-1] == curve and raw_scalars(folder)[: len(trained)] == trained
+    metrics = load_runs(folder, tags=["eval/mean_return"])[0].metrics["eval/mean_return"]
+    assert metrics[0].tolist() == [step for step, _ in curve_of(folder / "eval")]
+    assert (np.diff(metrics[2]) > 0).all() and metrics[2][-1] < 300, "seconds of training, whenever it was evaluated"
+
+
+def checkpoint(folder, step, quality):
+    """A checkpoint as a torch file writes it, whose model is a number."""
+    import torch
+
+    torch.save({"agent": {"x": torch.tensor([quality])}, "global_step": step}, folder / "new.tmp")
+    os.replace(folder / "new.tmp", folder / "checkpoint.pt")
+
+
+def test_follows_many_runs(tmp_path, monkeypatch, capsys):
+    """Stopped and begun again, beside another that follows, with a run that cannot be played and the runner at work."""
+    from safetensors.numpy import load_file
+
+    from cleanrl_utils.evaluate import main
+    from cleanrl_utils.runs import follow
+
+    one, other, bad = (write_run(tmp_path / "runs", env, 1, [1.0], ended=False) for env in ("A-v1", "B-v1", "C-v1"))
+    later, asked, said = [], [], []
+
+    def score(run_dir, model_dir):
+        asked.append(run_dir)
+        if run_dir == bad:
+            raise ValueError("it needs a package")
+        if later:
+            later.pop(0)()
+        x = load_file(model_dir / "model.safetensors")["x"][0]
+        return np.array([x - 1, x + 1])
+
+    def kept(folder):
+        return float(load_file(folder / "best/model.safetensors")["x"][0]), curve_of(folder / "eval")
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    checkpoint(one, 0, 5.0)
+    later += [lambda: checkpoint(one, 500, 7.0), interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        follow.follow([one], score, said.append, poll=0.001)
+    assert kept(one) == (5.0, [(0, 5.0)]), "what was under way is not half there"
+    later += [lambda: checkpoint(one, 1000, 6.0)]
+    assert follow.follow([str(one)], score, said.append, poll=0.001) == []
+    assert kept(one) == (7.0, [(0, 5.0), (500, 7.0), (1000, 6.0)])
+    assert curve_of(one / "eval", "eval/std_return") == [(0, 1.0), (500, 1.0), (1000, 1.0)]
+    assert curve_of(one / "best", "eval/episodic_return") == [(0, 6.0), (1, 8.0)]
+    assert [line.endswith(", the best so far") for line in said] == [True, True, False]
+
+    (bad / "checkpoint.pt").write_bytes((one / "checkpoint.pt").read_bytes())
+    cell = tmp_path / "runs/.benchmark/cell"
+    cell.mkdir(parents=True)
+    (cell.parent / "matrix-1.json").write_text(json.dumps({"cells": [{"id": "cell"}]}))
+    checkpoint(other, 1000, 1.0)
+    begun = []
+
+    def begin():  # the runner begins a run when the last one has ended
+        if other in asked and not begun:
+            begun.append(write_run(tmp_path / "runs", "D-v1", 1, [1.0]))
+            checkpoint(begun[0], 1000, 3.0)
+            (cell / "done.json").touch()
+
+    monkeypatch.setattr(follow.time, "sleep", lambda seconds: begin())
+    assert follow.follow([tmp_path / "runs"], score, said.append) == [bad]
+    assert kept(begun[0]) == (3.0, [(1000, 3.0)]) and kept(other) == (1.0, [(1000, 1.0)]) and len(kept(one)[1]) == 3
+    assert f"{bad.name}: it needs a package" in said and len(asked) == len(set(asked)) + 3
+
+    with closing(follow.Followed(other)) as held:
+        checkpoint(other, 1001, 9.0)
+        assert held.take() and follow.follow([other], score, said.append) == []
+    assert said[-1] == f"{other.name}: another process follows this run" and len(kept(other)[1]) == 1
+
+    def call(*argv):
+        monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return end.value.code, captured.out + captured.err
+
+    assert call("--follow", bad) == (1, f"{bad.name}: ppo.py has no make_envs, which it takes to play its model\n")
+    monkeypatch.setattr("cleanrl_utils.evaluate.follow", lambda *_, **__: interrupt())
+    assert call("--follow", one) == (130, "Stopped. The same command goes on from here.\n")
+    for argv in [], [one, "--follow", one], ["--follow", "none"], ["--follow", one, "--output", "x.json"]:
+        code, text = call(*argv)
+        assert code == 2 and text.startswith("evaluate: ") and text.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
