@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils import fail
-from cleanrl_utils.evaluate import CannotPlay, evaluate_run
+from cleanrl_utils.evaluate import CannotPlay, evaluate_run, watch_run
 from cleanrl_utils.hub import SCRIPTS, download, find, need_model
 from cleanrl_utils.runs.card import repository_name
 from cleanrl_utils.runs.folder import load_args, run_folder
@@ -79,6 +79,7 @@ def main(argv=None):
         dest="deterministic",
         help="draw actions, or act with the noise of training",
     )
+    parser.add_argument("--render", action="store_true", help="show the episodes in a window, where there is a screen")
     parser.add_argument("--capture-video", action="store_true", help="film an episode, into a folder under runs/")
     parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the script of the repository")
@@ -89,8 +90,13 @@ def main(argv=None):
         fail("play what? A run folder or latest, or --exp-name and --env-id for a model from the hub")
     if args.run_dir is not None and (args.exp_name or args.env_id or args.repo_id):
         fail(f"either the run {args.run_dir}, or --exp-name and --env-id for a model from the hub")
+    if args.render and args.capture_video:
+        fail("--render shows episodes in a window, --capture-video films one: choose one of them")
     with tempfile.TemporaryDirectory() as temporary:
         returns = enjoy(find_model(args, temporary), args)
+    if not len(returns):
+        print("The window was closed before an episode had ended")
+        return
     for i, episode in enumerate(returns):
         print(f"episode {i}: return {np.round(episode, 2)}")
     print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
@@ -113,6 +119,8 @@ def enjoy(folder, args):
     options = {} if args.deterministic is None else {"deterministic": args.deterministic}
     options |= {"capture_video": True} if args.capture_video else {}
     try:
+        if args.render:
+            return watch_run(folder, args.episodes, args.cpu, args.deterministic)
         return evaluate_run(folder, args.episodes, cpu=args.cpu, **options)
     except CannotPlay as error:
         fail(error)

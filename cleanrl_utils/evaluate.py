@@ -32,6 +32,8 @@ from contextlib import ExitStack, closing, contextmanager
 from glob import has_magic
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 
@@ -39,6 +41,7 @@ from cleanrl_utils import fail
 from cleanrl_utils.runs.checkpoint import goes_on, with_model
 from cleanrl_utils.runs.folder import run_folder
 from cleanrl_utils.runs.follow import follow
+from cleanrl_utils.runs.window import Closed, NoWindow, Window
 
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
 CHOOSING = 2**29  # what --follow adds: the best model is chosen on these seeds, so that others can judge it
@@ -125,13 +128,16 @@ def load_mode(module, run_dir, envs, device, deterministic=None):
     return fitting(fitting(module.load_policy)(Path(run_dir), envs, device, **mode))
 
 
-def film(module, args, run_dir, device, seed, deterministic, path):
-    """Film an episode with the means that the file has: a function of its own, or its environments."""
+@contextmanager
+def filmed_episodes(module, args, run_dir, device, seed, deterministic, watched=lambda policy: policy):
+    """A function that plays an episode and films it, and the folder of its films.
+
+    Films are made by the means that the file has: a function of its own, or its environments.
+    """
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
     players = 2 if hasattr(module, "pettingzoo") else 1
     by_file = next((getattr(module, name) for name in FILMING if hasattr(module, name)), None)
-    path.parent.mkdir(parents=True, exist_ok=True)
 
     def opening(folder):  # files of older runs have capture_video and run_name
         options = {"num_envs": players, "seed": seed, "capture_video": not by_file, "run_name": folder}
@@ -141,33 +147,90 @@ def film(module, args, run_dir, device, seed, deterministic, path):
         tempfile.TemporaryDirectory() as folder,
         closing(open_envs(module, args, **opening(folder))) as envs,
     ):
-        policy = load_mode(module, run_dir, envs, device, deterministic)
+        policy = watched(load_mode(module, run_dir, envs, device, deterministic))
         films = Path(folder, "videos")
-        for _ in range(100):  # a file that makes clips of many steps may need several episodes for one
+
+        def episode():
             if by_file is None:
                 module.evaluate(policy, envs, seed=seed)
-            else:
-                options = {"policy": policy, "envs": envs, "env_id": args["env_id"], "seed": seed}
-                options |= {"path": films / "film.mp4", "levels": {"distribution_mode": args.get("distribution_mode")}}
-                by_file(**{name: options[name] for name in inspect.signature(by_file).parameters})
+                return
+            options = {"policy": policy, "envs": envs, "env_id": args["env_id"], "seed": seed}
+            options |= {"path": films / "film.mp4", "levels": {"distribution_mode": args.get("distribution_mode")}}
+            by_file(**{name: options[name] for name in inspect.signature(by_file).parameters})
+
+        yield episode, films
+
+
+def film(module, args, run_dir, device, seed, deterministic, path):
+    """Film an episode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filmed_episodes(module, args, run_dir, device, seed, deterministic) as (episode, films):
+        for _ in range(100):  # a file that makes clips of many steps may need several episodes for one
+            episode()
             if made := sorted(films.glob("*.mp4")):
                 shutil.move(made[0], path)
                 return
     raise CannotPlay("100 episodes were too short for a clip: leave --capture-video out")
 
 
-def check_filming(module, args):
-    """End with one line what --capture-video cannot film."""
-    if find_spec("moviepy") is None:
+def watch(module, args, run_dir, device, seed, deterministic, window):
+    """Show an episode in a window and return its return: what would film it shows each image instead."""
+    returns, rewards, evaluate = [], [], module.evaluate
+
+    class Shown(module.gym.Wrapper):  # in place of the wrapper that films
+        def __init__(self, env, *_, **__):
+            super().__init__(env)
+
+        def reset(self, **options):
+            result = super().reset(**options)
+            window.show(self.env.render(), self.env.metadata.get("render_fps", 30))
+            return result
+
+        def step(self, action):
+            result = super().step(action)
+            rewards.append(result[1])
+            window.show(self.env.render(), self.env.metadata.get("render_fps", 30))
+            return result
+
+    def watched(policy):  # the function of a file that films a game calls it where the images are
+        def act(obs):
+            if frames := sys._getframe(1).f_locals.get("frames"):
+                window.show(np.ascontiguousarray(frames[-1]), 15)
+                del frames[:-1]
+            return policy(obs)
+
+        return act
+
+    def noted(*arguments, **options):
+        returns.append(evaluate(*arguments, **options))
+        return returns[-1]
+
+    no_film = SimpleNamespace(ImageSequenceClip=lambda *_, **__: SimpleNamespace(write_videofile=lambda *_, **__: None))
+    with (
+        patch.dict(sys.modules, moviepy=no_film),
+        patch.object(module.gym.wrappers, "RecordVideo", Shown),
+        patch.object(module, "evaluate", noted),
+        filmed_episodes(module, args, run_dir, device, seed, deterministic, watched) as (episode, _),
+    ):
+        episode()
+    players = 2 if hasattr(module, "pettingzoo") else 1
+    return np.asarray(returns[0][:players] if returns else [sum(rewards)], dtype=float)
+
+
+def check_filming(module, args, flag="--capture-video"):
+    """End with one line what cannot be filmed, or shown in a window."""
+    if flag == "--capture-video" and find_spec("moviepy") is None:
         raise CannotPlay("--capture-video needs moviepy: pip install moviepy")
     if "capture_video" not in args:
-        raise CannotPlay(f"{module.__name__}.py cannot film: leave --capture-video out")
+        raise CannotPlay(f"{module.__name__}.py cannot film: leave {flag} out")
     if any(hasattr(module, name) for name in FILMING):
         return
+    if flag == "--render" and "RecordVideo" not in Path(module.__file__).read_text():
+        raise CannotPlay(f"{module.__name__}.py shows no single images: film it with --capture-video")
     envs = open_envs(module, args, num_envs=1)
     if "rgb_array" not in getattr(envs, "metadata", {}).get("render_modes", []):
         if not hasattr(getattr(envs, "simulator", None), "render"):
-            raise CannotPlay(f"{args['env_id']} cannot render images: leave --capture-video out")
+            raise CannotPlay(f"{args['env_id']} cannot render images: leave {flag} out")
     envs.close()
 
 
@@ -224,6 +287,37 @@ def play(module, args, model_dir, device, seed, deterministic, episodes):
         policy = load_mode(module, model_dir, envs, device, deterministic)
         returns = np.asarray(module.evaluate(policy, envs, seed=seed))
     return returns.reshape(-1, players) if players > 1 else returns
+
+
+def watch_run(run_dir, episodes=10, cpu=False, deterministic=None):
+    """Show episodes of a run in a window, one after the other, as `evaluate_run` plays them; returns their returns.
+
+    Fewer if the window is closed. Where there is no screen, or nothing to show, CannotPlay is raised.
+    """
+    if sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        with Window(str(run_dir)) as window:
+            return np.array(list(watched_returns(run_dir, episodes, cpu, deterministic, window)))
+    except NoWindow as error:
+        raise CannotPlay(f"--render: {error}, --capture-video films instead") from None
+
+
+def watched_returns(run_dir, episodes, cpu, deterministic, window):
+    """The return of each episode that is shown in a window until it is closed."""
+    module, args = load_run(run_dir)
+    args["cuda"] = args.get("cuda", True) and not cpu
+    check_filming(module, args, "--render")
+    with newest_model(run_dir) as (model_dir, step):
+        if step is not None:
+            print(f"Playing the checkpoint of step {step} of {args['total_timesteps']}")
+        first = args["seed"] + HELD_OUT
+        for seed in range(first, first + episodes):
+            try:
+                returns = watch(module, args, model_dir, default_device(module, cpu), seed, deterministic, window)
+            except Closed:
+                return
+            yield returns[0] if len(returns) == 1 else returns
 
 
 def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True):

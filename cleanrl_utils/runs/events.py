@@ -134,11 +134,11 @@ def read_series(run_dir, tags):
             series[tag].append((steps, values, walls - first + before, walls))
         if len(files) > 1:
             before += max(times(data), default=first) - first
-    firsts, befores = np.transpose(begun)
+    firsts, offsets = np.transpose(begun)
     for file in sorted(Path(run_dir, "eval").glob("events*")):
         data = file.read_bytes()
         for tag in (tag for tag in tags if tag.startswith("eval/")):
             steps, values, walls = find_scalars(data, tag) or parse_scalars(data, tag)
             at = np.searchsorted(firsts, walls, side="right") - 1
-            series[tag].append((steps, values, walls - firsts[at] + befores[at], walls))
+            series[tag].append((steps, values, walls - firsts[at] + offsets[at], walls))
     return {tag: tuple(np.concatenate(column) for column in zip(*parts)) for tag, parts in series.items()}

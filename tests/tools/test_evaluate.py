@@ -9,14 +9,15 @@ import re
 import shutil
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from cleanrl_utils.runs.results import load as load_runs
-from helpers.files import FILES, load, require, require_for, script, smoke, uses
-from helpers.processes import finish, run, run_dir, run_module, start
+from helpers.files import FILES, ROOT, load, require, require_for, script, smoke, uses
+from helpers.processes import environment, finish, run, run_dir, run_module, start
 from helpers.scalars import raw_scalars
 from helpers.synthetic_runs import write_run
 
@@ -38,6 +39,62 @@ def check_film(path):
         assert clip.n_frames >= 5 and clip.get_frame(0).std() > 0
 
 
+def check_window(folder):
+    """The images of an episode are shown as they come, whatever films it, and its return is that of the policy."""
+    from cleanrl_utils.evaluate import default_device, load_run, watch
+
+    images = []
+    window = SimpleNamespace(show=lambda image, fps: images.append((image.shape, image.dtype.name, image.std(), fps)))
+    module, args = load_run(folder)
+    args["cuda"], device = False, default_device(module, cpu=True)
+    (returns,) = watch(module, args, folder, device, 7, None, window)
+    assert len(images) >= 5 and len(set(images)) > 2 and all(fps >= 15 for *_, fps in images)
+    assert {(len(shape), shape[2], kind) for shape, kind, *_ in images} == {(3, 3, "uint8")}
+    assert args["env_id"] != "CartPole-v1" or len(images) - returns in (1, 2), "each step, and one or two resets"
+    assert "moviepy" not in sys.modules or hasattr(sys.modules["moviepy"], "VideoFileClip"), "left changed"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if "from moviepy import" in script(name).read_text()])
+def test_games_can_be_watched(name):
+    """What films a game calls the policy where the images are, under the name by which they are found."""
+    if name == "ppo_continuous_action_isaacgym":  # whose simulator films
+        return
+    text = script(name).read_text()
+    filming = re.search(r"(?ms)^    def film\(obs\):$.*?^    \S", text[text.index("from moviepy import") - 999 :])[0]
+    assert "frames.append(" in filming and "policy(obs)" in filming
+
+
+def test_window(tmp_path, monkeypatch):
+    """Images of several sizes; closed by the user, or broken; and one line where there is no screen."""
+    from cleanrl_utils.runs import window
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    with window.Window("title") as shown:
+        for size in (210, 160, 3), (210, 160, 3), (400, 600, 3), (1, 2, 3):
+            shown.show(np.full(size, 200, np.uint8), fps=1000)
+    assert shown.shown == 4 and shown.process.returncode == 0
+    with window.Window("title") as broken:
+        broken.process.kill()
+        broken.process.wait()
+        with pytest.raises(window.NoWindow, match="has failed"):
+            broken.show(np.zeros((2, 2, 3), np.uint8), fps=1000)
+    (tmp_path / "closed.py").write_text("print('ready')")
+    with monkeypatch.context() as patched:
+        patched.setattr(window, "__file__", str(tmp_path / "closed.py"))
+        with window.Window("title") as closed:
+            closed.process.wait()
+            with pytest.raises(window.Closed):
+                closed.show(np.zeros((2, 2, 3), np.uint8), fps=1000)
+    for argv, told in (
+        (["--render"], "enjoy: --render: there is no screen"),
+        (["--render", "--capture-video"], "one of"),
+    ):
+        blind = {"SDL_VIDEODRIVER": None, "DISPLAY": None, "WAYLAND_DISPLAY": None, "PYTHONPATH": str(ROOT)}
+        if sys.platform == "linux":
+            done = run_module("cleanrl_utils.enjoy", tmp_path, *argv, cwd=tmp_path, env=environment(**blind), code=2)
+            assert told in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+
+
 @pytest.mark.parametrize("name", [name for name in PLAYED if name in FILES])
 def test_plays(name, tmp_path):
     require_for(name)
@@ -56,6 +113,7 @@ def test_plays(name, tmp_path):
         film = folder / f"videos/eval-{1 + 2**30}.mp4"
         assert again == f"Film: {film}\n{first}" and os.listdir(tmp_path / folder / "videos") == [film.name]
         check_film(tmp_path / film)
+        check_window(run_dir(tmp_path))
     else:
         assert again == first and not (tmp_path / folder / "videos").exists()
     if name == "ppo_jax":  # whose shapes are compared when it acts
