@@ -252,6 +252,7 @@ def test_wrong_usage(hub, trained, tmp_path):
     assert "nowhere is not a run with a model" in line
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run/model.safetensors").unlink()
+    (tmp_path / "run/checkpoint.pt").unlink()
     _, line = tool("hub", "push", "run", hub=hub, cwd=tmp_path, code=2)
     assert "--save-model" in line
     _, line = tool("hub", "pull", NAME, "--output", "run", hub=hub, cwd=tmp_path, code=2)
