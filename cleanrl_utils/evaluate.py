@@ -147,6 +147,8 @@ def filmed_episodes(module, args, run_dir, device, seed, deterministic, watched=
         tempfile.TemporaryDirectory() as folder,
         closing(open_envs(module, args, **opening(folder))) as envs,
     ):
+        if hasattr(module, "film_level"):  # Procgen's begin with a reset: before it there is nothing to close
+            envs.reset(seed=seed)
         policy = watched(load_mode(module, run_dir, envs, device, deterministic))
         films = Path(folder, "videos")
 

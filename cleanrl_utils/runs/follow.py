@@ -158,7 +158,7 @@ def runs_at(path):
 def cells_left(path):
     """Whether the benchmark runner, as it was last started in a folder of runs, has cells that have not ended."""
     lists = sorted(Path(path).glob(".benchmark/matrix-*.json"), key=lambda file: file.stat().st_mtime_ns)
-    cells = read_json(lists[-1])["cells"] if lists else []
+    cells = (read_json(lists[-1]) or {}).get("cells", []) if lists else []
     ends = [[lists[-1].parent / cell["id"] / name for name in ("done.json", "failed.json")] for cell in cells]
     return not all(any(file.exists() for file in files) for files in ends)
 

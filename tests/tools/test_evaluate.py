@@ -23,7 +23,7 @@ from helpers.synthetic_runs import write_run
 
 # for each backend; with memory; with a game that has lives; whose policy is deterministic
 PLAYED = ["ppo", "ppo_continuous_action_lstm", "ppo_atari_envpool", "sac_continuous_action_jax", "ppo_trxl", "ppo_jax"]
-FILMED = ["ppo", "ppo_atari_envpool", "ppo_jax"]  # by the environments; by a function of the file, of two signatures
+FILMED = ["ppo", "ppo_atari_envpool", "ppo_jax", "ppo_procgen"]  # by environments or functions, of several signatures
 
 
 def play(*argv, cwd, code=0, kind="torch"):
@@ -95,7 +95,10 @@ def test_window(tmp_path, monkeypatch):
             assert told in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in PLAYED if name in FILES])
+SLOW = [pytest.param("ppo_procgen", marks=pytest.mark.slow)]  # whose environments begin with a reset
+
+
+@pytest.mark.parametrize("name", [name for name in PLAYED if name in FILES] + SLOW)
 def test_plays(name, tmp_path):
     require_for(name)
     run(script(name), *smoke(name, **{"total_timesteps": 256} if "atari" in name else {}), "--save-model", cwd=tmp_path)
