@@ -155,12 +155,19 @@ def runs_at(path):
     return [run for place in sorted(places) for run in sorted(find_runs(place))]
 
 
-def cells_left(path):
-    """Whether the benchmark runner, as it was last started in a folder of runs, has cells that have not ended."""
+def state_of_runner(path):
+    """Of the benchmark runner as it was last started in a folder of runs: whether cells are left, and what has failed.
+
+    The latter are the names of run folders: their runs have not ended, and will not.
+    """
     lists = sorted(Path(path).glob(".benchmark/matrix-*.json"), key=lambda file: file.stat().st_mtime_ns)
-    cells = (read_json(lists[-1]) or {}).get("cells", []) if lists else []
-    ends = [[lists[-1].parent / cell["id"] / name for name in ("done.json", "failed.json")] for cell in cells]
-    return not all(any(file.exists() for file in files) for files in ends)
+    left, failed = False, set()
+    for cell in (read_json(lists[-1]) or {}).get("cells", []) if lists else []:
+        folder = lists[-1].parent / cell["id"]
+        failure = read_json(folder / "failed.json")
+        left |= failure is None and not (folder / "done.json").exists()
+        failed |= {Path(failure["run_dir"]).name} if failure and failure["run_dir"] else set()
+    return left, failed
 
 
 def follow(paths, score, say, poll=1.0):
@@ -186,7 +193,8 @@ def follow(paths, score, say, poll=1.0):
                     say(f"{run.dir.name}: {error}")
                     failed.append(run.dir)
                     run.ended = True
-            if runs and all(run.ended for run in runs.values()) and not any(map(cells_left, paths)):
+            left, lost = zip(*map(state_of_runner, paths))
+            if runs and not any(left) and all(run.ended or run.dir.name in set().union(*lost) for run in runs.values()):
                 return failed
             if not news:
                 time.sleep(poll)

@@ -333,7 +333,10 @@ def test_follows_many_runs(tmp_path, monkeypatch, capsys):
     (bad / "checkpoint.pt").write_bytes((one / "checkpoint.pt").read_bytes())
     cell = tmp_path / "runs/.benchmark/cell"
     cell.mkdir(parents=True)
-    (cell.parent / "matrix-1.json").write_text(json.dumps({"cells": [{"id": "cell"}]}))
+    (cell.parent / "matrix-1.json").write_text(json.dumps({"cells": [{"id": "cell"}, {"id": "failed"}]}))
+    lost = write_run(tmp_path / "runs", "E-v1", 1, [], ended=False)
+    (cell.parent / "failed").mkdir()
+    (cell.parent / "failed/failed.json").write_text(json.dumps({"run_dir": f"runs/{lost.name}"}))
     checkpoint(other, 1000, 1.0)
     begun = []
 
