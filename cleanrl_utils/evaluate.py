@@ -2,10 +2,10 @@
 
 `latest` is the newest run in runs/. The folder holds all that this takes: the copy of the script that made it, its
 flags (args.json) and its weights (model.safetensors, written by --save-model; of a run that goes on or was stopped
-those of its checkpoint). The script's copy is run, the weights are data. Each episode is played in
-an environment of its own, with the seeds from --seed on; training began with those from the run's own seed on, one for
-each environment, and the default is far from them. --deterministic takes the likeliest action, the mean or the best,
---stochastic draws actions or adds the noise of training; without either the file's own choice is kept.
+those of its checkpoint). The script's copy is run, the weights are data. Each episode is played in an environment of
+its own, with the seeds from --seed on; training began with those from the run's own seed on, one for each environment,
+and the default is far from them. --deterministic takes the likeliest action, the mean or the best, --stochastic draws
+actions or adds the noise of training; without either the file's own choice is kept.
 
     python -m cleanrl_utils.evaluate --follow RUN [RUN ...]
 
@@ -339,7 +339,9 @@ def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True):
         return returns[:, 0] if returns.ndim > 1 else returns  # of two players the first
 
     try:
-        return int(bool(follow(paths, score, say=lambda text: print(text, flush=True))))
+        failed = follow(paths, score, say=lambda text: print(text, flush=True))
+        print(f"All runs have ended{f', {len(failed)} could not be evaluated' if failed else ''}")
+        return int(bool(failed))
     except ValueError as error:
         fail(error)
     except KeyboardInterrupt:

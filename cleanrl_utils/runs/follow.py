@@ -31,21 +31,20 @@ MEAN, STD, EPISODE = "eval/mean_return", "eval/std_return", "eval/episodic_retur
 
 
 class Scalars:
-    """An event file in a folder, begun with the first row that is added."""
+    """An event file in a folder, begun with the first values that are added."""
 
     def __init__(self, folder):
         self.folder, self.writer = folder, None
 
-    def add(self, rows):
-        """Write rows of (tag, value, step, wall time)."""
+    def add(self, step, wall, values):
+        """Write tag -> value at a step and a time, all of it or nothing."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.writer = self.writer or EventFileWriter(str(self.folder))
-        for tag, value, step, wall in rows:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            self.writer.add_event(Event(summary=summary, step=step, wall_time=wall))
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self.writer.add_event(Event(summary=summary, step=step, wall_time=wall))
         self.writer.flush()
 
     def close(self):
@@ -66,8 +65,7 @@ class Followed:
     def __init__(self, run_dir):
         self.dir, self.seen, self.ended, self.lock = run_dir, None, False, None
         self.curve, self.best_dir = run_dir / "eval", run_dir / "best"
-        self.steps = set(read_scalars(self.curve).get(MEAN, np.zeros((0, 2)))[:, 0].astype(int).tolist())
-        self.best, self.scalars = self.read_best(), Scalars(self.curve)
+        self.steps, self.best, self.scalars = set(), -np.inf, Scalars(self.curve)
 
     def read_best(self):
         """The mean return of the model in best/; if a kill has left it without, that of the curve, which it beat."""
@@ -103,7 +101,7 @@ class Followed:
         return True
 
     def take(self):
-        """Whether no other process follows this run."""
+        """Whether no other process follows this run; what was evaluated before is read when that is sure."""
         if self.lock is None:
             self.curve.mkdir(exist_ok=True)
             self.lock = (self.curve / "lock").open("a")
@@ -111,6 +109,8 @@ class Followed:
                 fcntl and fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
+            self.steps = set(read_scalars(self.curve).get(MEAN, np.zeros((0, 2)))[:, 0].astype(int).tolist())
+            self.best = self.read_best()
         return True
 
     def close(self):
@@ -129,7 +129,7 @@ class Followed:
         mean, std, better = float(returns.mean()), float(returns.std()), returns.mean() > self.best
         if better:
             self.keep(returns, folder, wall)
-        self.scalars.add([(MEAN, mean, step, wall), (STD, std, step, wall)])
+        self.scalars.add(step, wall, {MEAN: mean, STD: std})
         self.steps.add(step)
         total = load_args(self.dir)["total_timesteps"]
         told = f"{self.dir.name}: step {step} of {total}: mean return {mean:.2f} +- {std:.2f}"
@@ -145,7 +145,8 @@ class Followed:
         for file in earlier:
             file.unlink()
         with closing(Scalars(self.best_dir)) as scalars:
-            scalars.add([(EPISODE, float(x), i, wall) for i, x in enumerate(returns)])
+            for i, episodic_return in enumerate(returns):
+                scalars.add(i, wall, {EPISODE: float(episodic_return)})
         self.best = float(returns.mean())
 
 

@@ -18,7 +18,7 @@ import pytest
 from cleanrl_utils.runs.results import load as load_runs
 from helpers.files import FILES, ROOT, load, require, require_for, script, smoke, uses
 from helpers.processes import environment, finish, run, run_dir, run_module, start
-from helpers.scalars import raw_scalars
+from helpers.scalars import raw_scalars, tensorboard_scalars
 from helpers.synthetic_runs import write_run
 
 # for each backend; with memory; with a game that has lives; whose policy is deterministic
@@ -268,6 +268,7 @@ def test_follows_a_run(tmp_path):
     folder = run_dir(tmp_path)
     curve, trained = curve_of(folder / "eval"), raw_scalars(folder)
     assert [step for step, _ in curve] == sorted({step for step, _ in curve}) and curve[-1][0] == 2048
+    assert tensorboard_scalars(folder / "eval")["eval/mean_return"] == curve
     returns = evaluate_run(folder, 2, seed=1 + CHOOSING, cpu=True, deterministic=True)
     assert curve[-1][1] == pytest.approx(returns.mean()), "not greedy, or not on the seeds to choose by"
     assert f"{folder.name}: step 2048 of 2048: mean return {returns.mean():.2f} +- {returns.std():.2f}, 2 epi" in told
@@ -275,10 +276,10 @@ def test_follows_a_run(tmp_path):
     assert np.mean([value for _, value in curve_of(folder / "best", "eval/episodic_return")]) == pytest.approx(best)
     assert evaluate_run(folder / "best", 2, seed=1 + CHOOSING, deterministic=True).mean() == pytest.approx(best)
 
-    assert play("--follow", "latest", cwd=tmp_path) == "", "again"
+    assert play("--follow", "latest", cwd=tmp_path) == "All runs have ended\n", "again"
     run(script("ppo"), "--resume", folder, "--total-timesteps", 2560, cwd=tmp_path)
     again = play("--follow", folder, "--eval-episodes", 2, cwd=tmp_path)
-    assert again.count("\n") == 1 and "step 2560 of 2560" in again
+    assert again.count("\n") == 2 and "step 2560 of 2560" in again
     assert curve_of(folder / "eval")[:-1] == curve and raw_scalars(folder)[: len(trained)] == trained
     metrics = load_runs(folder, tags=["eval/mean_return"])[0].metrics["eval/mean_return"]
     assert metrics[0].tolist() == [step for step, _ in curve_of(folder / "eval")]
@@ -363,7 +364,8 @@ def test_follows_many_runs(tmp_path, monkeypatch, capsys):
         captured = capsys.readouterr()
         return end.value.code, captured.out + captured.err
 
-    assert call("--follow", bad) == (1, f"{bad.name}: ppo.py has no make_envs, which it takes to play its model\n")
+    told = f"{bad.name}: ppo.py has no make_envs, which it takes to play its model\n"
+    assert call("--follow", bad) == (1, f"{told}All runs have ended, 1 could not be evaluated\n")
     monkeypatch.setattr("cleanrl_utils.evaluate.follow", lambda *_, **__: interrupt())
     assert call("--follow", one) == (130, "Stopped. The same command goes on from here.\n")
     for argv in [], [one, "--follow", one], ["--follow", "none"], ["--follow", one, "--output", "x.json"]:
