@@ -17,21 +17,24 @@ The whole is worse if any line is, same only if every line is, and better if the
 
 Scores are means over the last 100 episodes, with --score auc over the whole of training. Per cent are of the score of
 BASE, or of the way that it has come since the start of training, if that is more. Flags and packages in which the sides
-differ are listed, and runs of unlike length are refused.
+differ are listed. Runs of another length than most are left out, with --steps N longer ones count as far as N steps.
+Sides that share runs are refused, a run cannot be compared with itself, and so are sides without a common length.
 Exit codes: 0 no regression, 1 worse (with --fail-on-unknown also not enough seeds), 2 wrong usage.
 """
 
 import argparse
 import glob
 import json
+import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from cleanrl_utils import fail
-from cleanrl_utils.runs.results import curve_edges, full_commit, load, of_commit, plain
+from cleanrl_utils.runs.results import curve_edges, full_commit, load, of_commit, plain, score_of
 from cleanrl_utils.runs.stats import t_quantile
 
 MIN_SEEDS = 3
@@ -200,7 +203,8 @@ def clean(runs, side, kind, notes):
             if key in kept and (difference := unlike(kept[key], run)):
                 where = f"{run.exp_name} in {run.env_id}, seed {run.seed}"
                 told = f"{side} has two runs of {where}, that differ in {difference}"
-                raise ValueError(f"{told}: leave one kind, by folder, pattern, commit or tag")
+                or_steps = " or --steps" if difference.startswith("total_timesteps") else ""
+                raise ValueError(f"{told}: leave one kind, by folder, pattern, commit or tag{or_steps}")
             repeated += key in kept
             kept[key] = run
     for count, why in (
@@ -209,8 +213,105 @@ def clean(runs, side, kind, notes):
         (repeated, "of a seed that ran again"),
     ):
         if count:
-            notes.append(f"{side}: left out {count} {'run' if count == 1 else 'runs'} {why}")
+            notes.append(f"{side}: left out {counted(count)} {why}")
     return list(kept.values())
+
+
+def counted(count):
+    return f"{count} {'run' if count == 1 else 'runs'}"
+
+
+def cut(run, steps):
+    """The beginning of a run, as if it had ended after so many steps."""
+    there = run.steps <= steps
+    seconds = None if run.seconds is None else run.seconds[there]
+    told = {"steps": run.steps[there], "returns": run.returns[there], "seconds": seconds}
+    told |= {"score": score_of(run.returns[there]), "total_timesteps": steps, "last_step": steps, "ended": True}
+    return replace(run, **told)
+
+
+def common_length(sides):
+    """The length that runs of both sides have, that of most if there are several; None if there is none."""
+    one, other = (Counter(run.total_timesteps for run in side if run.ended) for side in sides)
+    one, other = one or other, other or one  # what only one side has is not compared, and is no obstacle either
+    return max(one.keys() & other.keys(), key=lambda steps: (min(one[steps], other[steps]), steps), default=None)
+
+
+def at_length(run, steps, may_cut):
+    """A run if it trained for so many steps, the beginning of a longer one if that is allowed, or None."""
+    if run.total_timesteps == steps:
+        return run
+    return cut(run, steps) if may_cut and run.source == "run" and run.last_step >= steps else None
+
+
+def alike(base, new, steps, notes):
+    """The runs of both sides that trained equally long: for `steps`, or for the length that they have in common."""
+    kept, others, longer = ([], []), ([], []), ([], [])
+    for sides in pair(base, new).values():
+        length = steps or common_length(sides)
+        for i, side in enumerate(sides):
+            may_cut = bool(steps) and not any(run.ended and run.total_timesteps == steps for run in side)
+            for run in side:
+                fitting = run if length is None else at_length(run, length, may_cut)
+                if fitting is not None:
+                    kept[i].append(fitting)
+                    longer[i].extend([run.total_timesteps] * (fitting is not run))
+                elif run.ended:
+                    others[i].append(run.total_timesteps)
+    for name, lengths, cuts in zip(("base", "new"), others, longer):
+        if lengths:
+            notes.append(f"{name}: left out {counted(len(lengths))} of another length ({listed(lengths)} steps)")
+        if cuts:
+            told = f"{name}: {counted(len(cuts))} of {listed(cuts)} steps, cut at {steps:,}"
+            notes.append(f"{told}: schedules such as that of the learning rate were those of the whole")
+    return kept
+
+
+def listed(lengths):
+    return " or ".join(f"{steps:,}" for steps in sorted(set(lengths)))
+
+
+def shared(base, new):
+    """The runs of `new` that `base` has, too: of the same folder or row, copied, or recorded."""
+    ours, similar = {run.origin or id(run) for run in base}, defaultdict(list)
+    for run in base:
+        similar[run.exp_name, run.env_id, run.seed, run.total_timesteps].append(run)
+
+    def recorded(run, other):
+        """Whether one is the record of the other, with its score rounded."""
+        record, run = (run, other) if run.source == "record" else (other, run)
+        if (record.source, run.source) != ("record", "run") or not run.commit:
+            return False
+        return of_commit(record, run.commit) and math.isclose(run.score, record.score, rel_tol=1e-4, abs_tol=0.006)
+
+    def known(run):
+        others = similar[run.exp_name, run.env_id, run.seed, run.total_timesteps]
+        return (run.origin or id(run)) in ours or any(recorded(run, other) for other in others)
+
+    return [run for run in new if known(run)]
+
+
+def refuse_shared(base, new):
+    """An error that names the runs of both sides, if there are any."""
+    if not (both := shared(base, new)):
+        return
+    seeds = defaultdict(set)
+    for run in both:
+        seeds[f"{run.exp_name} in {run.env_id}"].add(run.seed)
+    told = [f"{what} (seeds {', '.join(map(str, sorted(which)))})" for what, which in list(seeds.items())[:3]]
+    told += ["others"] if len(seeds) > 3 else []
+    mixed = sorted({run.commit for run in both if run.source == "record" and len(run.commit.split()) > 1})
+    help = "name sides without a run in common, by folder, pattern, commit, tag or name"
+    if mixed and all(run.commit in mixed for run in both):
+        help = f"their rows were recorded at several commits at once ({mixed[0]}), name other commits, or run folders"
+    raise ValueError(f"both sides have {', '.join(told)}: no run can be compared with itself, {help}")
+
+
+def select(base, new, kind, steps, notes):
+    """The runs of both sides that are to be compared."""
+    base, new = alike(base, new, steps, notes)
+    refuse_shared(*([run for run in side if run.ended] for side in (base, new)))
+    return clean(base, "base", kind, notes), clean(new, "new", kind, notes)
 
 
 def values(runs, of):
@@ -246,10 +347,10 @@ def differences(pairs):
     return dict(found)
 
 
-def compare(base, new, kind="last", error=0.05, drop=20.0):
+def compare(base, new, kind="last", error=0.05, drop=20.0, steps=None):
     """The comparison of two lists of runs as a dict: lines, overall, differences, notes."""
     notes = []
-    base, new = clean(base, "base", kind, notes), clean(new, "new", kind, notes)
+    base, new = select(base, new, kind, steps, notes)
     pairs = pair(base, new)
     both = {key: sides for key, sides in pairs.items() if all(sides)}
     if not both:
@@ -400,6 +501,9 @@ def main(argv=None):
     parser.add_argument("--new-name", metavar="NAME", help="new: runs of this --exp-name only")
     parser.add_argument("--env-ids", nargs="+", metavar="ENV", help="these environments only")
     parser.add_argument(
+        "--steps", type=int, metavar="N", help="runs of N steps; where a side has none, longer ones as far as N"
+    )
+    parser.add_argument(
         "--score", choices=("last", "auc"), default="last", help="last 100 episodes, or all of training"
     )
     parser.add_argument("--error", type=float, default=0.05, help="rate of false alarms of a whole comparison")
@@ -412,12 +516,14 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if not 0 < options.error < 0.5 or not options.drop > 0:
         fail("--error is a share between 0 and 0.5, --drop a number of per cent above 0")
+    if options.steps is not None and options.steps < 1:
+        fail("--steps must be at least 1")
     for path in (options.output, options.json):
         if path and not path.parent.is_dir():
             fail(f"{path}: no folder {path.parent} to write it to")
     base, new = choose(options)
     try:
-        result = compare(base, new, options.score, options.error, options.drop)
+        result = compare(base, new, options.score, options.error, options.drop, options.steps)
     except ValueError as error:
         fail(error)
     for what in list(result["differences"]):
@@ -427,7 +533,8 @@ def main(argv=None):
             del result["differences"][what]
         elif name == "total_timesteps" or options.strict:
             where = ", ".join(result["differences"][what][:3])
-            fail(f"the sides differ in {what} ({where}): --allow {name} compares them")
+            cutting = ", --steps N what they were after N steps" if name == "total_timesteps" else ""
+            fail(f"the sides differ in {what} ({where}): --allow {name} compares them{cutting}")
     text = markdown(result)
     try:
         if options.json:

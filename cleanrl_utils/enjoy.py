@@ -1,6 +1,7 @@
 """Play a model from the Hugging Face hub: python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --seed 1
 
-It is looked for in <hf-entity>/<env_id>-<exp_name>-seed<seed>, where `python -m cleanrl_utils.hub push` puts it. Only
+`enjoy latest` plays the newest run in runs/, `enjoy RUN` any run folder of this machine, as evaluate does. One of the
+hub is looked for in <hf-entity>/<env_id>-<exp_name>-seed<seed>, where `python -m cleanrl_utils.hub push` puts it. Only
 data of that repository is used, the weights (safetensors) and the flags (args.json): the script that plays them is our
 own file of the same name. Where that is not the script that the model came with, this is said, and --trust-remote-code
 plays it with the latter, which is code of whoever pushed it. A model that is only there as a pickle is refused: to load
@@ -16,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils import fail
-from cleanrl_utils.evaluate import CannotPlay, evaluate_run
+from cleanrl_utils.evaluate import CannotPlay, evaluate_run, watch_run
 from cleanrl_utils.hub import SCRIPTS, download, find, need_model
 from cleanrl_utils.runs.card import repository_name
-from cleanrl_utils.runs.folder import load_args
+from cleanrl_utils.runs.folder import load_args, run_folder
 
 
 def choose_script(repo_id, downloaded, exp_name, trust):
@@ -58,8 +59,9 @@ def fetch(repo_id, revision, env_id, exp_name, folder, trust=False):
 def main(argv=None):
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.enjoy", **style)
-    parser.add_argument("--exp-name", required=True, help="name of the experiment, such as dqn")
-    parser.add_argument("--env-id", required=True, help="environment, such as CartPole-v1")
+    parser.add_argument("run_dir", nargs="?", metavar="RUN", help="run folder, or latest, instead of the hub's model")
+    parser.add_argument("--exp-name", help="name of the experiment, such as dqn")
+    parser.add_argument("--env-id", help="environment, such as CartPole-v1")
     parser.add_argument("--seed", type=int, default=1, help="seed that the model was trained with (default: 1)")
     parser.add_argument("--hf-entity", default="cleanrl", help="user or organisation of the hub (default: cleanrl)")
     parser.add_argument(
@@ -77,30 +79,54 @@ def main(argv=None):
         dest="deterministic",
         help="draw actions, or act with the noise of training",
     )
+    parser.add_argument("--render", action="store_true", help="show the episodes in a window, where there is a screen")
     parser.add_argument("--capture-video", action="store_true", help="film an episode, into a folder under runs/")
     parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the script of the repository")
     args = parser.parse_args(argv)
     if args.episodes < 1:
         fail("--episodes must be at least 1")
-    name = repository_name(args.env_id, args.exp_name, args.seed)
-    repo_id = args.repo_id or f"{args.hf_entity}/{name}"
-    options = {} if args.deterministic is None else {"deterministic": args.deterministic}
-    options |= {"capture_video": True} if args.capture_video else {}
+    if args.run_dir is None and not (args.exp_name and args.env_id):
+        fail("play what? A run folder or latest, or --exp-name and --env-id for a model from the hub")
+    if args.run_dir is not None and (args.exp_name or args.env_id or args.repo_id):
+        fail(f"either the run {args.run_dir}, or --exp-name and --env-id for a model from the hub")
+    if args.render and args.capture_video:
+        fail("--render shows episodes in a window, --capture-video films one: choose one of them")
     with tempfile.TemporaryDirectory() as temporary:
-        # one with a film is kept
-        folder = Path("runs", f"{name}__enjoy__{int(time.time())}") if args.capture_video else Path(temporary)
-        fetch(repo_id, args.revision, args.env_id, args.exp_name, folder, args.trust_remote_code)
-        try:
-            returns = evaluate_run(folder, args.episodes, cpu=args.cpu, **options)
-        except CannotPlay as error:
-            fail(error)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            fail(f"the model does not fit the script: {type(error).__name__}: {reason[:300]}")
+        returns = enjoy(find_model(args, temporary), args)
+    if not len(returns):
+        print("The window was closed before an episode had ended")
+        return
     for i, episode in enumerate(returns):
         print(f"episode {i}: return {np.round(episode, 2)}")
     print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
+
+
+def find_model(args, temporary):
+    """The run folder that is to be played: of this machine, or made of what is on the hub."""
+    if args.run_dir is not None:
+        return run_folder(args.run_dir)
+    name = repository_name(args.env_id, args.exp_name, args.seed)
+    # one with a film is kept
+    folder = Path("runs", f"{name}__enjoy__{int(time.time())}") if args.capture_video else Path(temporary)
+    repo_id = args.repo_id or f"{args.hf_entity}/{name}"
+    fetch(repo_id, args.revision, args.env_id, args.exp_name, folder, args.trust_remote_code)
+    return folder
+
+
+def enjoy(folder, args):
+    """The returns of the episodes that were asked for, or one line why there are none."""
+    options = {} if args.deterministic is None else {"deterministic": args.deterministic}
+    options |= {"capture_video": True} if args.capture_video else {}
+    try:
+        if args.render:
+            return watch_run(folder, args.episodes, args.cpu, args.deterministic)
+        return evaluate_run(folder, args.episodes, cpu=args.cpu, **options)
+    except CannotPlay as error:
+        fail(error)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        fail(f"the model does not fit the script: {type(error).__name__}: {reason[:300]}")
 
 
 if __name__ == "__main__":

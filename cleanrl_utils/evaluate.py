@@ -1,16 +1,24 @@
 """Play the saved model of a run: python -m cleanrl_utils.evaluate runs/CartPole-v1__ppo__1__1700000000 --episodes 10
 
-The run folder holds all that this takes: the copy of the script that made it, its flags (args.json) and its weights
-(model.safetensors, written by --save-model). The script's copy is run, the weights are data. Each episode is played in
-an environment of its own, with the seeds from --seed on; training began with those from the run's own seed on, one for
-each environment, and the default is far from them. --deterministic takes the likeliest action, the mean or the best,
---stochastic draws actions or adds the noise of training; without either the file's own choice is kept.
+`latest` is the newest run in runs/. The folder holds all that this takes: the copy of the script that made it, its
+flags (args.json) and its weights (model.safetensors, written by --save-model; of a run that goes on or was stopped
+those of its checkpoint). The script's copy is run, the weights are data. Each episode is played in an environment of
+its own, with the seeds from --seed on; training began with those from the run's own seed on, one for each environment,
+and the default is far from them. --deterministic takes the likeliest action, the mean or the best, --stochastic draws
+actions or adds the noise of training; without either the file's own choice is kept.
+
+    python -m cleanrl_utils.evaluate --follow RUN [RUN ...]
+
+evaluates each checkpoint as it appears, with the greedy policy: the mean return of --eval-episodes becomes a curve in
+RUN/eval, the best model is kept in RUN/best. RUN can be a run folder, latest, or a folder of runs in which more may
+begin, as with the benchmark runner. It ends when all runs have, or with Ctrl+C; the same command goes on where it was.
 
     from cleanrl_utils.evaluate import evaluate, evaluate_run
     returns = evaluate_run("runs/CartPole-v1__ppo__1__1700000000", episodes=10, deterministic=True)
 
 plays a run as well, or raises CannotPlay, a ValueError; `evaluate` plays a model of which only the weights are there.
-Exit codes: 0 played, 2 wrong usage, such as a folder whose model cannot be played.
+Exit codes: 0 played, 1 some of the runs that are followed cannot be, 2 wrong usage, such as a folder whose model cannot
+be played, 130 Ctrl+C while following.
 """
 
 import argparse
@@ -20,15 +28,23 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
+from glob import has_magic
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 
 from cleanrl_utils import fail
+from cleanrl_utils.runs.checkpoint import goes_on, with_model
+from cleanrl_utils.runs.folder import run_folder
+from cleanrl_utils.runs.follow import follow
+from cleanrl_utils.runs.window import Closed, NoWindow, Window
 
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
+CHOOSING = 2**29  # what --follow adds: the best model is chosen on these seeds, so that others can judge it
 FILMING = ("record_video", "record_game", "film_game", "film_match", "film_level", "film_episode")
 
 
@@ -53,10 +69,11 @@ def load_args(run_dir):
 def load_run(run_dir):
     """The script of a run folder as a module, and its flags."""
     run_dir = Path(run_dir)
-    for name in ("args.json", "model.safetensors"):
-        if not (run_dir / name).is_file():
-            hint = ": train with --save-model" if name == "model.safetensors" and run_dir.is_dir() else ""
-            raise CannotPlay(f"{run_dir} is not a run with a model, {name} is missing{hint}")
+    if not (run_dir / "args.json").is_file():
+        raise CannotPlay(f"{run_dir} is not a run with a model, args.json is missing")
+    if not (run_dir / "model.safetensors").is_file() and not goes_on(run_dir):
+        hint = "model.safetensors and a checkpoint are missing: train with --save-model"
+        raise CannotPlay(f"{run_dir} is not a run with a model, {hint}")
     scripts = list(run_dir.glob("*.py"))
     if len(scripts) != 1:
         raise CannotPlay(f"{run_dir} should hold one script, the copy that a run makes, and holds {len(scripts)}")
@@ -67,6 +84,8 @@ def load_run(run_dir):
         spec.loader.exec_module(module)
     except ImportError as error:
         raise CannotPlay(f"{scripts[0].name} needs a package that is not installed: {error}") from error
+    if missing := [name for name in ("make_envs", "load_policy", "evaluate") if not hasattr(module, name)]:
+        raise CannotPlay(f"{scripts[0].name} has no {missing[0]}, which it takes to play its model")
     return module, args
 
 
@@ -109,13 +128,16 @@ def load_mode(module, run_dir, envs, device, deterministic=None):
     return fitting(fitting(module.load_policy)(Path(run_dir), envs, device, **mode))
 
 
-def film(module, args, run_dir, device, seed, deterministic, path):
-    """Film an episode with the means that the file has: a function of its own, or its environments."""
+@contextmanager
+def filmed_episodes(module, args, run_dir, device, seed, deterministic, watched=lambda policy: policy):
+    """A function that plays an episode and films it, and the folder of its films.
+
+    Films are made by the means that the file has: a function of its own, or its environments.
+    """
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
     players = 2 if hasattr(module, "pettingzoo") else 1
     by_file = next((getattr(module, name) for name in FILMING if hasattr(module, name)), None)
-    path.parent.mkdir(parents=True, exist_ok=True)
 
     def opening(folder):  # files of older runs have capture_video and run_name
         options = {"num_envs": players, "seed": seed, "capture_video": not by_file, "run_name": folder}
@@ -125,33 +147,92 @@ def film(module, args, run_dir, device, seed, deterministic, path):
         tempfile.TemporaryDirectory() as folder,
         closing(open_envs(module, args, **opening(folder))) as envs,
     ):
-        policy = load_mode(module, run_dir, envs, device, deterministic)
+        if hasattr(module, "film_level"):  # Procgen's begin with a reset: before it there is nothing to close
+            envs.reset(seed=seed)
+        policy = watched(load_mode(module, run_dir, envs, device, deterministic))
         films = Path(folder, "videos")
-        for _ in range(100):  # a file that makes clips of many steps may need several episodes for one
+
+        def episode():
             if by_file is None:
                 module.evaluate(policy, envs, seed=seed)
-            else:
-                options = {"policy": policy, "envs": envs, "env_id": args["env_id"], "seed": seed}
-                options |= {"path": films / "film.mp4", "levels": {"distribution_mode": args.get("distribution_mode")}}
-                by_file(**{name: options[name] for name in inspect.signature(by_file).parameters})
+                return
+            options = {"policy": policy, "envs": envs, "env_id": args["env_id"], "seed": seed}
+            options |= {"path": films / "film.mp4", "levels": {"distribution_mode": args.get("distribution_mode")}}
+            by_file(**{name: options[name] for name in inspect.signature(by_file).parameters})
+
+        yield episode, films
+
+
+def film(module, args, run_dir, device, seed, deterministic, path):
+    """Film an episode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filmed_episodes(module, args, run_dir, device, seed, deterministic) as (episode, films):
+        for _ in range(100):  # a file that makes clips of many steps may need several episodes for one
+            episode()
             if made := sorted(films.glob("*.mp4")):
                 shutil.move(made[0], path)
                 return
     raise CannotPlay("100 episodes were too short for a clip: leave --capture-video out")
 
 
-def check_filming(module, args):
-    """End with one line what --capture-video cannot film."""
-    if find_spec("moviepy") is None:
+def watch(module, args, run_dir, device, seed, deterministic, window):
+    """Show an episode in a window and return its return: what would film it shows each image instead."""
+    returns, rewards, evaluate = [], [], module.evaluate
+
+    class Shown(module.gym.Wrapper):  # in place of the wrapper that films
+        def __init__(self, env, *_, **__):
+            super().__init__(env)
+
+        def reset(self, **options):
+            result = super().reset(**options)
+            window.show(self.env.render(), self.env.metadata.get("render_fps", 30))
+            return result
+
+        def step(self, action):
+            result = super().step(action)
+            rewards.append(result[1])
+            window.show(self.env.render(), self.env.metadata.get("render_fps", 30))
+            return result
+
+    def watched(policy):  # the function of a file that films a game calls it where the images are
+        def act(obs):
+            if frames := sys._getframe(1).f_locals.get("frames"):
+                window.show(np.ascontiguousarray(frames[-1]), 15)
+                del frames[:-1]
+            return policy(obs)
+
+        return act
+
+    def noted(*arguments, **options):
+        returns.append(evaluate(*arguments, **options))
+        return returns[-1]
+
+    no_film = SimpleNamespace(ImageSequenceClip=lambda *_, **__: SimpleNamespace(write_videofile=lambda *_, **__: None))
+    with (
+        patch.dict(sys.modules, moviepy=no_film),
+        patch.object(module.gym.wrappers, "RecordVideo", Shown),
+        patch.object(module, "evaluate", noted),
+        filmed_episodes(module, args, run_dir, device, seed, deterministic, watched) as (episode, _),
+    ):
+        episode()
+    players = 2 if hasattr(module, "pettingzoo") else 1
+    return np.asarray(returns[0][:players] if returns else [sum(rewards)], dtype=float)
+
+
+def check_filming(module, args, flag="--capture-video"):
+    """End with one line what cannot be filmed, or shown in a window."""
+    if flag == "--capture-video" and find_spec("moviepy") is None:
         raise CannotPlay("--capture-video needs moviepy: pip install moviepy")
     if "capture_video" not in args:
-        raise CannotPlay(f"{module.__name__}.py cannot film: leave --capture-video out")
+        raise CannotPlay(f"{module.__name__}.py cannot film: leave {flag} out")
     if any(hasattr(module, name) for name in FILMING):
         return
+    if flag == "--render" and "RecordVideo" not in Path(module.__file__).read_text():
+        raise CannotPlay(f"{module.__name__}.py shows no single images: film it with --capture-video")
     envs = open_envs(module, args, num_envs=1)
     if "rgb_array" not in getattr(envs, "metadata", {}).get("render_modes", []):
         if not hasattr(getattr(envs, "simulator", None), "render"):
-            raise CannotPlay(f"{args['env_id']} cannot render images: leave --capture-video out")
+            raise CannotPlay(f"{args['env_id']} cannot render images: leave {flag} out")
     envs.close()
 
 
@@ -160,8 +241,9 @@ def evaluate_run(
 ):
     """The undiscounted returns of some episodes of the saved policy of a run; in games of two players, (episodes, 2).
 
-    `capture_video` films one more episode, with the seed of the first, as eval-SEED.mp4 in `video_folder` or the run's.
-    What cannot be played raises CannotPlay.
+    Where there is no model, or an older one, the policy is that of the checkpoint, which is said. `capture_video` films
+    one more episode, with the seed of the first, as eval-SEED.mp4 in `video_folder` or the run's. What cannot be played
+    raises CannotPlay.
     """
     if capture_video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen, if set before MuJoCo is imported
@@ -174,18 +256,97 @@ def evaluate_run(
     args["cuda"] = args.get("cuda", True) and not cpu
     if capture_video:
         check_filming(module, args)
-        path = Path(video_folder or Path(run_dir, "videos"), f"eval-{seed}.mp4")
+    with newest_model(run_dir) as (model_dir, step):
+        if step is not None:
+            print(f"Playing the checkpoint of step {step} of {args['total_timesteps']}")
+        if capture_video:
+            path = Path(video_folder or Path(run_dir, "videos"), f"eval-{seed}.mp4")
+            try:
+                film(module, args, model_dir, device, seed, deterministic, path)
+            except (ImportError, OSError, module.gym.error.Error) as error:
+                raise CannotPlay(f"--capture-video: {one_line(error)}") from error
+            print(f"Film: {path}")
+        return play(module, args, model_dir, device, seed, deterministic, episodes)
+
+
+@contextmanager
+def newest_model(run_dir):
+    """As `with_model`, with one error for all checkpoints that cannot be played."""
+    with ExitStack() as stack:
         try:
-            film(module, args, run_dir, device, seed, deterministic, path)
-        except (ImportError, OSError, module.gym.error.Error) as error:
-            raise CannotPlay(f"--capture-video: {one_line(error)}") from error
-        print(f"Film: {path}")
+            found = stack.enter_context(with_model(run_dir))
+        except ValueError as error:
+            raise CannotPlay(one_line(error)) from error
+        yield found
+
+
+def play(module, args, model_dir, device, seed, deterministic, episodes):
+    """The returns of some episodes, each in an environment of its own."""
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
     players = 2 if hasattr(module, "pettingzoo") else 1
     with closing(open_envs(module, args, num_envs=episodes * players, seed=seed)) as envs:
-        returns = np.asarray(module.evaluate(load_mode(module, run_dir, envs, device, deterministic), envs, seed=seed))
+        policy = load_mode(module, model_dir, envs, device, deterministic)
+        returns = np.asarray(module.evaluate(policy, envs, seed=seed))
     return returns.reshape(-1, players) if players > 1 else returns
+
+
+def watch_run(run_dir, episodes=10, cpu=False, deterministic=None):
+    """Show episodes of a run in a window, one after the other, as `evaluate_run` plays them; returns their returns.
+
+    Fewer if the window is closed. Where there is no screen, or nothing to show, CannotPlay is raised.
+    """
+    if sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        with Window(str(run_dir)) as window:
+            return np.array(list(watched_returns(run_dir, episodes, cpu, deterministic, window)))
+    except NoWindow as error:
+        raise CannotPlay(f"--render: {error}, --capture-video films instead") from None
+
+
+def watched_returns(run_dir, episodes, cpu, deterministic, window):
+    """The return of each episode that is shown in a window until it is closed."""
+    module, args = load_run(run_dir)
+    args["cuda"] = args.get("cuda", True) and not cpu
+    check_filming(module, args, "--render")
+    with newest_model(run_dir) as (model_dir, step):
+        if step is not None:
+            print(f"Playing the checkpoint of step {step} of {args['total_timesteps']}")
+        first = args["seed"] + HELD_OUT
+        for seed in range(first, first + episodes):
+            try:
+                returns = watch(module, args, model_dir, default_device(module, cpu), seed, deterministic, window)
+            except Closed:
+                return
+            yield returns[0] if len(returns) == 1 else returns
+
+
+def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True):
+    """Evaluate the checkpoints of runs as they appear, until all have ended; returns the exit code."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to the runs
+    loaded = {}
+
+    def score(run_dir, model_dir):
+        if run_dir not in loaded:
+            loaded[run_dir] = load_run(run_dir)
+        module, args = loaded[run_dir]
+        first = args["seed"] + CHOOSING if seed is None else seed
+        both = "deterministic" in inspect.signature(module.load_policy).parameters
+        options = args | {"cuda": args.get("cuda", True) and not cpu}
+        mode = deterministic if both else None
+        returns = play(module, options, model_dir, default_device(module, cpu), first, mode, episodes)
+        return returns[:, 0] if returns.ndim > 1 else returns  # of two players the first
+
+    try:
+        failed = follow(paths, score, say=lambda text: print(text, flush=True))
+        print(f"All runs have ended{f', {len(failed)} could not be evaluated' if failed else ''}")
+        return int(bool(failed))
+    except ValueError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on from here.")
+        return 130
 
 
 def evaluate(model_path, make_env, env_id, eval_episodes, run_name, Model, device, epsilon=0.05, capture_video=True):
@@ -258,11 +419,14 @@ def check_output(path):
 def main():
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.evaluate", **style)
-    parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
     parser.add_argument(
-        "--episodes", type=int, default=10, help="episodes, one per environment (default: 10; in Godot one per agent)"
+        "run_dir", nargs="?", metavar="RUN", help="run folder, such as runs/CartPole-v1__ppo__1__1700000000, or latest"
     )
-    parser.add_argument("--seed", type=int, help="first seed (default: that of the run plus 2**30, not used to train)")
+    parser.add_argument("--follow", nargs="+", metavar="RUN", help="evaluate the checkpoints of runs as they appear")
+    about = "episodes, one per environment (default: 10; in Godot one per agent)"
+    parser.add_argument("--episodes", "--eval-episodes", type=int, default=10, help=about)
+    about = "first seed, not used to train (default: that of the run plus 2**30, with --follow plus 2**29)"
+    parser.add_argument("--seed", type=int, help=about)
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--deterministic", action="store_true", help="take the likeliest action, the mean or the best")
     modes.add_argument("--stochastic", action="store_true", help="draw actions, or act with the noise of training")
@@ -273,6 +437,16 @@ def main():
     args = parser.parse_args()
     if args.episodes < 1:
         fail("--episodes must be at least 1")
+    if (args.run_dir is None) == (args.follow is None):
+        fail("evaluate what? A run folder, latest, or --follow with the runs whose checkpoints are to be evaluated")
+    if args.follow:
+        if args.capture_video or args.video_folder or args.output:
+            fail("--follow writes to RUN/eval and RUN/best: leave --capture-video, --video-folder and --output out")
+        for path in args.follow:
+            if path != "latest" and not has_magic(path) and not Path(path).is_dir():
+                fail(f"--follow {path}: there is no such folder")
+        sys.exit(follow_runs(args.follow, args.episodes, args.seed, args.cpu, not args.stochastic))
+    args.run_dir = run_folder(args.run_dir)
     if args.output:
         check_output(args.output)
     deterministic = args.deterministic if args.deterministic or args.stochastic else None

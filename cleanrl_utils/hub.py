@@ -1,12 +1,14 @@
-"""Publish a finished run on the Hugging Face hub, and get one from there.
+"""Publish a run on the Hugging Face hub, and get one from there.
 
     hf auth login    # once, or set HF_TOKEN: the token is on no command line and in no file of ours
     python -m cleanrl_utils.hub push runs/CartPole-v1__dqn__1__1700000000 --entity me
     python -m cleanrl_utils.hub pull me/CartPole-v1-dqn-seed1
 
 A push is one commit: the model, the flags, the script, the command, packages and commit of the run, its events and
-videos, and a model card. A second push of the same folder changes nothing. Checkpoints stay at home, and a pull takes
-only the files that a push writes: weights are safetensors, and nothing that is pickled travels in either direction.
+videos, and a model card; `push latest` takes the newest run in runs/. A second push of the same folder changes nothing.
+Checkpoints stay at home; of a run that goes on or was stopped, the weights in its checkpoint are pushed as its model. A
+pull takes only the files that a push writes: weights are safetensors, and nothing that is pickled travels in either
+direction.
 Exit codes: 0 done, 1 the hub refused or cannot be reached, 2 wrong usage.
 """
 
@@ -17,11 +19,13 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from cleanrl_utils import fail
 from cleanrl_utils.runs.card import card, repository_name
-from cleanrl_utils.runs.folder import load_args, script_of
+from cleanrl_utils.runs.checkpoint import goes_on, with_model
+from cleanrl_utils.runs.folder import load_args, run_folder, script_of
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl"  # our own copies of the files
 TRAVELS = re.compile(  # the files of a run that a repository holds; anything else is neither pushed nor pulled
@@ -100,15 +104,21 @@ def patiently(action, what, retries):
                 raise
 
 
-def collect(run_dir):
-    """What a run folder gives to its repository: path there -> file, or a clear end if it is not to be published."""
-    for name in ("args.json", "model.safetensors"):
-        if not (run_dir / name).is_file():
-            hint = ": train with --save-model" if name == "model.safetensors" and run_dir.is_dir() else ""
-            fail(f"{run_dir} is not a run with a model, {name} is missing{hint}")
+def check_run(run_dir):
+    """A clear end if a folder is no run with a model or a checkpoint."""
+    if not (run_dir / "args.json").is_file():
+        fail(f"{run_dir} is not a run with a model, args.json is missing")
+    if not (run_dir / "model.safetensors").is_file() and not goes_on(run_dir):
+        hint = "model.safetensors and a checkpoint are missing: train with --save-model"
+        fail(f"{run_dir} is not a run with a model, {hint}")
     script_of(run_dir)
+
+
+def collect(run_dir, model):
+    """What a run folder gives to its repository: path there -> file, or a clear end if it is not to be published."""
     paths = sorted([*run_dir.glob("*"), *run_dir.glob("videos/*")])
     files = {path.relative_to(run_dir).as_posix(): path for path in paths if path.is_file()}
+    files["model.safetensors"] = model
     for name in files:
         if name.endswith(".py") or name.startswith("events"):
             if not TRAVELS.fullmatch(name):
@@ -131,25 +141,36 @@ def collect(run_dir):
 def push(run_dir, entity=None, repo_id=None, private=False, retries=4):
     """Push a run; returns the name of its repository and whether anything changed there."""
     hf, run_dir = library(), Path(run_dir)
-    files, args, api = collect(run_dir), load_args(run_dir), hf.HfApi()
-    named = {flag: args[flag] for flag in ("env_id", "exp_name", "seed")}
+    check_run(run_dir)
+    with ExitStack() as stack:
+        try:
+            folder, step = stack.enter_context(with_model(run_dir))
+        except ValueError as error:
+            fail(error)
+        files, args, api = collect(run_dir, folder / "model.safetensors"), load_args(run_dir), hf.HfApi()
+        named = {flag: args[flag] for flag in ("env_id", "exp_name", "seed")}
+        name = repository_name(**named)
 
-    def attempt():
-        name = repo_id or f"{entity or api.whoami()['name']}/{repository_name(**named)}"
-        api.create_repo(name, private=private or None, exist_ok=True)
-        before = api.model_info(name)
-        if private and not before.private:
-            fail(f"{name} exists and is public: make it private on the hub, or leave --private out")
-        there = {sibling.rfilename for sibling in before.siblings}
-        sources = files | {"README.md": card(run_dir, name).encode()}
-        changes = [hf.CommitOperationAdd(path, source) for path, source in sources.items()]
-        # of an earlier run with this name, whose events would mix with these
-        stale = sorted(path for path in there - sources.keys() if TRAVELS.fullmatch(path))
-        changes += [hf.CommitOperationDelete(path) for path in stale]
-        commit = api.create_commit(name, changes, commit_message=f"Push {run_dir.resolve().name}")
-        return name, commit.oid != before.sha
+        def attempt():
+            target = repo_id or f"{entity or api.whoami()['name']}/{name}"
+            sources = files | {"README.md": card(run_dir, target, step).encode()}
+            return target, send(hf, api, target, sources, private, f"Push {run_dir.resolve().name}")
 
-    return patiently(attempt, f"push {run_dir}", retries)
+        return patiently(attempt, f"push {run_dir}", retries)
+
+
+def send(hf, api, name, sources, private, message):
+    """Make one commit of path -> file, without what another run has left there; returns whether it changed anything."""
+    api.create_repo(name, private=private or None, exist_ok=True)
+    before = api.model_info(name)
+    if private and not before.private:
+        fail(f"{name} exists and is public: make it private on the hub, or leave --private out")
+    there = {sibling.rfilename for sibling in before.siblings}
+    changes = [hf.CommitOperationAdd(path, source) for path, source in sources.items()]
+    # of an earlier run with this name, whose events would mix with these
+    stale = sorted(path for path in there - sources.keys() if TRAVELS.fullmatch(path))
+    changes += [hf.CommitOperationDelete(path) for path in stale]
+    return api.create_commit(name, changes, commit_message=message).oid != before.sha
 
 
 def find(repo_id, revision=None, retries=4):
@@ -210,8 +231,8 @@ def main(argv=None):
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.hub", **style)
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("push", help="publish a run", description="Publish a run with a model (--save-model).")
-    one.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
+    one = commands.add_parser("push", help="publish a run", description="Publish a run with a model or a checkpoint.")
+    one.add_argument("run_dir", help="run folder, such as runs/CartPole-v1__ppo__1__1700000000, or latest")
     one.add_argument("--entity", help="user or organisation (default: the owner of the token)")
     one.add_argument("--repo-id", help="repository (default: ENTITY/<env_id>-<exp_name>-seed<seed>)")
     one.add_argument("--private", action="store_true", help="make a new repository private")
@@ -225,6 +246,7 @@ def main(argv=None):
     if args.retries < 0:
         fail("--retries must be at least 0")
     if args.command == "push":
+        args.run_dir = run_folder(args.run_dir)
         name, changed = push(args.run_dir, args.entity, args.repo_id, args.private, args.retries)
         print(f"{args.run_dir} is in {name}" + ("" if changed else ": nothing has changed"))
         return

@@ -4,7 +4,7 @@ Prints what it takes: the commit, the packages and where those here differ, the 
 installed here: the script's copy in the run folder with the same arguments makes a new run folder, under runs/ of the
 current folder, and every scalar of the two but timings is compared. On the CPU of one machine they are the same bit by
 bit. --steps N stops the second run after N steps, on the schedules of the whole run, and compares up to there.
---compare RUN_A RUN_B compares two runs and runs nothing.
+--compare RUN_A RUN_B compares two runs and runs nothing. `latest` is the newest run in runs/.
 In place of a folder, a repository of the Hugging Face hub can be named (me/CartPole-v1-ppo-seed1). Then --run takes our
 own script of that name, or with --trust-remote-code that of the repository, which is code of whoever pushed it.
 Exit codes: 0 printed or identical, 1 the second run or the hub failed, 2 wrong usage, 3 the curves differ.
@@ -24,7 +24,7 @@ import numpy as np
 from cleanrl_utils import fail
 from cleanrl_utils.hub import SCRIPTS, TRAVELS, download, find, need_model
 from cleanrl_utils.runs.events import read_scalars
-from cleanrl_utils.runs.folder import arguments, load_args, script_flags, script_of
+from cleanrl_utils.runs.folder import arguments, load_args, run_folder, script_flags, script_of
 
 TIMINGS = re.compile("SPS|compile_time")
 ELSEWHERE = "track", "upload_model"  # flags with which a run leaves the machine
@@ -236,10 +236,10 @@ def script_to_run(target, run_dir, local, trust):
 def main(argv=None):
     style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.reproduce", **style)
-    parser.add_argument("run", nargs="?", help="folder of a run, or repository of the hub")
+    parser.add_argument("run", nargs="?", help="folder of a run, latest, or repository of the hub")
     parser.add_argument("--run", action="store_true", dest="again", help="run it again and compare the curves")
     parser.add_argument("--steps", type=int, help="with --run: stop after these environment steps")
-    parser.add_argument("--compare", nargs=2, metavar=("RUN_A", "RUN_B"), type=Path, help="compare two runs")
+    parser.add_argument("--compare", nargs=2, metavar=("RUN_A", "RUN_B"), help="compare two runs")
     parser.add_argument("--revision", help="branch, tag or commit of the repository (default: main)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the script of the repository")
     args = parser.parse_args(argv)
@@ -247,6 +247,8 @@ def main(argv=None):
         parser.error("name either a run or --compare RUN_A RUN_B")
     if args.steps is not None and (args.steps < 1 or not args.again):
         parser.error("--steps must be at least 1 and goes with --run")
+    args.compare = args.compare and [run_folder(name) for name in args.compare]
+    args.run = str(run_folder(args.run)) if args.run == "latest" else args.run
     for folder in args.compare or ():
         if not any(folder.glob("events*")):
             fail(f"{folder} is not a run folder, it has no events")

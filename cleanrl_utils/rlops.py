@@ -5,8 +5,9 @@
         --output-filename compare.png --scan-history --metric-last-n-average-window 100 --report
 
 The first tag is the new version, the second the base. Prints the verdict of cleanrl_utils.compare, draws the learning
-curves, and with --report writes a page (cleanrl_utils.report) beside the picture. Without --scan-history W&B sends a
-sample of 500 points of each run. With --runs FOLDER the runs of a folder are taken instead, and tags are commits.
+curves, and with --report writes a page (cleanrl_utils.report) beside the picture. Runs that have both tags are refused,
+those of another length than most are left out. Without --scan-history W&B sends a sample of 500 points of each run.
+With --runs FOLDER the runs of a folder are taken instead, and tags are commits.
 Exit codes: 0 no regression, 1 worse, 2 wrong usage, or W&B is not installed or cannot be reached.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils import fail
-from cleanrl_utils.compare import clean, compare, markdown, pair
+from cleanrl_utils.compare import compare, markdown, pair, select
 from cleanrl_utils.runs import figure
 from cleanrl_utils.runs.results import Run, curve_edges, full_commit, load, of_commit
 from cleanrl_utils.runs.stats import bootstrap_curves, within
@@ -51,6 +52,8 @@ def fetch_run(tracked, options):
         args=config,
         command=tracked.url,
         commit=getattr(tracked, "commit", None) or "",
+        last_step=int(steps.max(initial=0)),
+        origin=tracked.url,
     )
 
 
@@ -127,6 +130,9 @@ def main(argv=None):
     parser.add_argument("--wandb-entity")
     parser.add_argument("--tags", nargs=2, required=True, metavar=("NEW", "BASE"))
     parser.add_argument("--env-ids", nargs="+", required=True)
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="runs of N steps; where a side has none, longer ones as far as N"
+    )
     parser.add_argument("--metric", default="charts/episodic_return")
     parser.add_argument("--metric-last-n-average-window", type=int, default=100, help="episodes of a score")
     parser.add_argument("--scan-history", action="store_true", help="every point of each run, not a sample")
@@ -136,14 +142,16 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if find_spec("matplotlib") is None:
         fail("the picture needs matplotlib: pip install matplotlib")
+    if options.steps is not None and options.steps < 1:
+        fail("--steps must be at least 1")
     if options.output_filename.suffix not in (".png", ".svg", ".pdf") or not options.output_filename.parent.is_dir():
         fail(f"--output-filename {options.output_filename} is no .png, .svg or .pdf in a folder that is there")
     new, base = (fetch(tag, options) for tag in options.tags)
     try:
-        result = compare(base, new)
+        result = compare(base, new, steps=options.steps)
     except ValueError as error:
         fail(f"{error} ({len(base)} of {options.tags[1]}, {len(new)} of {options.tags[0]})")
-    sides, names = [clean(runs, name, "last", []) for runs, name in ((base, "base"), (new, "new"))], options.tags[::-1]
+    sides, names = select(base, new, "last", options.steps, []), options.tags[::-1]
     print(markdown(result), end="")
     draw(pair(*sides), names, options.output_filename)
     print(f"\npicture: {options.output_filename}")

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils import fail
+from cleanrl_utils.runs.checkpoint import with_model
 from cleanrl_utils.runs.events import read_scalars
-from cleanrl_utils.runs.folder import arguments, load_args, script_of
+from cleanrl_utils.runs.folder import arguments, load_args, run_folder, script_of
 
 
 def repository_name(env_id, exp_name, seed):
@@ -47,8 +48,8 @@ def returns(run_dir):
     return {}, "no episode ended"
 
 
-def card(run_dir, name):
-    """The model card of a run."""
+def card(run_dir, name, step=None):
+    """The model card of a run; `step` is that of the checkpoint that its weights are from, if it has not ended."""
     try:
         import yaml
     except ImportError:
@@ -64,6 +65,8 @@ def card(run_dir, name):
     if args.get("num_seeds", 1) > 1:
         each = f"Each of these episodes is the mean of {args['num_seeds']} seeds that were trained side by side"
         lines += ["", f"{each}; the model holds all of them, and the first one is played."]
+    if step is not None:
+        lines += ["", f"The weights are those of a checkpoint, at step {step} of {args['total_timesteps']}."]
     tags = [args["env_id"], "deep-reinforcement-learning", "reinforcement-learning", "custom-implementation"]
     meta = {"tags": tags, "library_name": "cleanrl"}
     if metrics:
@@ -118,14 +121,19 @@ def main():
     parser = argparse.ArgumentParser(
         prog="python -m cleanrl_utils.runs.card", description="Print the model card of a run."
     )
-    parser.add_argument("run_dir", type=Path, help="folder of the run, such as runs/CartPole-v1__ppo__1__1700000000")
+    parser.add_argument("run_dir", help="run folder, such as runs/CartPole-v1__ppo__1__1700000000, or latest")
     parser.add_argument("--entity", default="ENTITY", help="user or organisation of the hub that the card names")
     args = parser.parse_args()
+    args.run_dir = run_folder(args.run_dir)
     if not (args.run_dir / "args.json").is_file():
         fail(f"{args.run_dir} is not a run folder, args.json is missing")
     flags = load_args(args.run_dir)
     name = repository_name(flags["env_id"], flags["exp_name"], flags["seed"])
-    print(card(args.run_dir, f"{args.entity}/{name}"), end="")
+    try:
+        with with_model(args.run_dir) as (_, step):
+            print(card(args.run_dir, f"{args.entity}/{name}", step), end="")
+    except ValueError as error:
+        fail(error)
 
 
 if __name__ == "__main__":

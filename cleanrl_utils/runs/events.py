@@ -2,7 +2,8 @@
 
 A bare loop over the records, several times as fast as TensorBoard's reader. A run that is still being written, or was
 killed in the middle of a record, is read up to its last whole record. `follow(run_dir)` goes on where it stopped.
-`read_series(run_dir, tags)` reads some tags only, with the time of training at each, many times as fast again.
+`read_series(run_dir, tags)` reads some tags only, with the time of training at each, many times as fast again, and tags
+of eval/ also from the folder of that name, where checkpoints are evaluated (follow.py).
 """
 
 import struct
@@ -124,12 +125,20 @@ def read_series(run_dir, tags):
     The seconds are those of training: since the run was begun, without the time between a stop and its resumption.
     """
     series = {tag: [(np.zeros(0, dtype=np.int64), *np.zeros((3, 0)))] for tag in tags}
-    files, before = [file.read_bytes() for file in Path(run_dir).glob("events*")], 0.0
+    files, before, begun = [file.read_bytes() for file in Path(run_dir).glob("events*")], 0.0, [(0.0, 0.0)]
     for data in sorted(files, key=lambda data: next(times(data), np.inf)):
         first = next(times(data), np.inf)
+        begun.append((first, before))
         for tag in tags:
             steps, values, walls = find_scalars(data, tag) or parse_scalars(data, tag)
             series[tag].append((steps, values, walls - first + before, walls))
         if len(files) > 1:
             before += max(times(data), default=first) - first
+    firsts, offsets = np.transpose(begun)
+    for file in sorted(Path(run_dir, "eval").glob("events*")):
+        data = file.read_bytes()
+        for tag in (tag for tag in tags if tag.startswith("eval/")):
+            steps, values, walls = find_scalars(data, tag) or parse_scalars(data, tag)
+            at = np.searchsorted(firsts, walls, side="right") - 1
+            series[tag].append((steps, values, walls - firsts[at] + offsets[at], walls))
     return {tag: tuple(np.concatenate(column) for column in zip(*parts)) for tag, parts in series.items()}

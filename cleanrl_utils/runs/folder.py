@@ -1,11 +1,40 @@
-"""What stands in a run folder besides its events: the flags, the script and the command line."""
+"""Which run folder is meant, and what stands in it besides its events: flags, script and command line."""
 
 import ast
 import json
+import os
 import shlex
 from pathlib import Path, PureWindowsPath
 
 from cleanrl_utils import fail
+
+
+def find_runs(root="runs"):
+    """The run folders at or below a folder; what is in one of them is no other run."""
+    found = []
+    for folder, names, files in os.walk(root):
+        if "args.json" in files:
+            found.append(Path(folder))
+            names.clear()
+    return found
+
+
+def newest_run(root="runs"):
+    """The run that was begun or resumed last, of those below a folder."""
+    runs = find_runs(root)
+    if not runs:
+        raise ValueError(f"latest is the newest run in {root}/, and there is none: name a run folder")
+    return max(runs, key=lambda folder: ((folder / "args.json").stat().st_mtime_ns, folder.name))
+
+
+def run_folder(name):
+    """The run folder that a word of a command line names: a path, or `latest` for the newest in runs/."""
+    if str(name) != "latest":
+        return Path(name)
+    try:
+        return newest_run()
+    except ValueError as error:
+        fail(error)
 
 
 def load_args(run_dir):

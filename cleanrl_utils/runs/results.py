@@ -1,7 +1,8 @@
 """The runs in run folders and in recorded results, as data: `load(["runs", "benchmark/results"])`.
 
-A path is a run folder, a recorded CSV (benchmark/record.py), or a folder with any number of either in it. A folder in
-which many seeds trained at once gives a `Run` of each. A run that stopped early is there too, with `ended` false.
+A path is a run folder, `latest` for the newest in runs/, a recorded CSV (benchmark/record.py), or a folder with any
+number of these in it. A folder in which many seeds trained at once gives a `Run` of each. A run that stopped early is
+there too, with `ended` false.
 """
 
 import csv
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils.runs.events import read_series
+from cleanrl_utils.runs.folder import newest_run
 
 EPISODES = 100  # a score is the mean return of as many last episodes
 RETURN, PLAYER, COUNT, SPEED = (
@@ -49,6 +51,7 @@ class Run:
     packages: dict = field(default_factory=dict)
     metrics: dict = field(default_factory=dict)  # tag -> (steps, values, seconds), of the tags asked for
     videos: list = field(default_factory=list)  # (step, path)
+    origin: str = ""  # where it was read, which tells it from all other runs; a copy has that of the original
 
 
 def has_ended(args, steps):
@@ -83,6 +86,13 @@ def find_videos(folder, args, steps, walls):
         elif found := re.search(r"step-(\d+)$", file.stem):
             videos.append((int(found[1]) * args.get("num_envs", 1), file))
     return sorted(videos)
+
+
+def origin_of(folder):
+    """What tells the run in a folder from all others: event files have the second, the host and the process in them."""
+    names = sorted(file.name for file in folder.glob("events*"))
+    unique = names and all(re.match(r"events\.out\.tfevents\.\d{10}\.", name) for name in names)
+    return " ".join(names) if unique else str(folder.resolve())
 
 
 def read_folder(folder, tags=()):
@@ -128,6 +138,7 @@ def read_folder(folder, tags=()):
         packages=dict(line.split("==", 1) for line in text("packages.txt").split() if "==" in line),
         metrics={tag: series[tag][:3] for tag in tags if len(series[tag][0])},
         videos=find_videos(folder, args, steps, walls),
+        origin=f"{origin_of(folder)} {seed}",
     )
     if not (folder / "curves.npz").exists():
         return [run]
@@ -142,7 +153,7 @@ def read_folder(folder, tags=()):
         returns = table[RETURN][entries, i].astype(float)
         own = {tag: (at, table[tag][:, i].astype(float), seconds) for tag in tags if tag in table}
         one = {"steps": at[entries], "returns": returns, "seconds": seconds[entries], "metrics": run.metrics | own}
-        runs.append(replace(run, seed=seed, score=score_of(returns), **one))
+        runs.append(replace(run, seed=seed, score=score_of(returns), origin=f"{origin_of(folder)} {seed}", **one))
     return runs
 
 
@@ -197,7 +208,7 @@ def planned_steps(row):
 def read_record(path):
     """The runs of a CSV of recorded results, with their curves where these lie beside it."""
     runs = []
-    for row in csv.DictReader(path.read_text().splitlines()):
+    for number, row in enumerate(csv.DictReader(path.read_text().splitlines())):
         script, reached, args = Path(row["file"]).name, int(row["steps"]), flags(row["command"])
         total = planned_steps(row)
         for seed, score in zip(row["seeds"].split(), row["scores"].split(), strict=True):
@@ -221,6 +232,7 @@ def read_record(path):
                 command=row["command"],
                 commit=row["commit"],
                 packages=dict(word.split("=", 1) for word in row["packages"].split()),
+                origin=f"{path.resolve()} {number} {seed}",
             )
             runs.append(run)
     return runs
@@ -228,7 +240,7 @@ def read_record(path):
 
 def find(path):
     """The run folders and the recorded CSV files at a path or anywhere below it, also where links lead to."""
-    path = Path(path)
+    path = newest_run() if str(path) == "latest" else Path(path)
     if path.suffix == ".csv" and is_record(path):
         return [path]
     found, seen = [], set()

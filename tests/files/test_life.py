@@ -12,7 +12,9 @@ import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from cleanrl_utils.runs.checkpoint import write_model
 from helpers.files import (
     COMMON_METRICS,
     HELPERS,
@@ -175,9 +177,19 @@ def test_life_of_a_run(name, tmp_path):
     assert all(flag in command for flag in argv)
     assert "numpy==" in (folder / "packages.txt").read_text()
     assert (folder / "commit.txt").exists()
-    assert (folder / "model.safetensors").stat().st_size > 0
+    assert_model_in_checkpoint(folder, tmp_path, result["global_step"])
     assert len(list(folder.glob("checkpoint.*"))) == 1 and not list(folder.glob("*.tmp"))
     assert_goes_on(name, folder, result["kept"], tmp_path)
+
+
+def assert_model_in_checkpoint(folder, cwd, global_step):
+    """The tools find in a checkpoint what the file saves as its model at the end."""
+    (cwd / "of-checkpoint").mkdir()
+    assert write_model(folder, cwd / "of-checkpoint") == global_step
+    model, found = (load_file(place / "model.safetensors") for place in (folder, cwd / "of-checkpoint"))
+    assert model.keys() == found.keys() and len(model)
+    for key in model:
+        np.testing.assert_array_equal(found[key], model[key], err_msg=key)
 
 
 # one file for each text of what is only done again

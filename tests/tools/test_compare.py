@@ -1,6 +1,7 @@
 """cleanrl_utils.compare raises few false alarms, finds drops, and says so in words, Markdown and exit codes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from benchmark.record import Options
 from benchmark.record import main as record
 from cleanrl_utils.compare import area, judge, main, verdict
 from cleanrl_utils.runs.results import Run, load
+from helpers.files import ROOT
 from helpers.synthetic_runs import write_run
 
 SHAPES = {
@@ -119,7 +121,7 @@ BAD = {"A-v1": [80, 81, 79, 82, 78], "B-v1": [-50, -51, -49, -52, -48]}
 def test_command_line(tmp_path, capsys):
     """Verdicts, exit codes, Markdown and JSON; by folder, by commit, by name, by pattern and from recorded results."""
     good, bad = benchmark(tmp_path / "good", GOOD), benchmark(tmp_path / "bad", BAD, commit="b" * 40)
-    assert main([good, good]) == 0
+    assert main([good, benchmark(tmp_path.parent / "again", GOOD)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("## Comparison: same\n") and "Warning" not in text
     assert main([good, bad, "-o", str(tmp_path / "c.md"), "--json", str(tmp_path / "c.json")]) == 1
@@ -146,7 +148,7 @@ def test_command_line(tmp_path, capsys):
     for runs, result in zip((good, bad), results):
         record(Options([runs], tmp_path / result))
     capsys.readouterr()
-    assert main(results) == 1 and main([results[0], bad]) == 1 and main([good, results[0]]) == 0
+    assert main(results) == 1 and main([results[0], bad]) == 1 and main([good, results[1]]) == 1
     text = capsys.readouterr().out
     assert "| A-v1 | 100.0 ± 1.581 | 80.00 ± 1.581 | 5 / 5 | -20.0 % |" in text
 
@@ -157,7 +159,9 @@ def test_algorithms(tmp_path, capsys):
     benchmark(tmp_path / "runs", BAD, "rpo")
     assert main([runs, "--base-name", "ppo", "--new-name", "rpo"]) == 1
     assert "base: ppo at aaaaaaaaaa, 1,000 steps" in capsys.readouterr().out
-    assert main([runs, runs, "--score", "auc"]) == 0
+    again = benchmark(tmp_path / "again", GOOD)
+    benchmark(tmp_path / "again", BAD, "rpo")
+    assert main([runs, again, "--score", "auc"]) == 0
     assert "| rpo | B-v1 |" in capsys.readouterr().out
 
 
@@ -165,9 +169,9 @@ def test_not_enough_seeds(tmp_path, capsys):
     two, five = (benchmark(tmp_path / str(n), {"A-v1": GOOD["A-v1"][:n]}) for n in (2, 5))
     assert main([two, five]) == 0 and main([two, five, "--fail-on-unknown"]) == 1
     assert "Comparison: not enough seeds" in capsys.readouterr().out
-    assert main([five, five, "--fail-on-unknown"]) == 0
-    one = benchmark(tmp_path / "1", {"A-v1": [3]})
-    assert main([one, one]) == 0 and "| 3.000 | 3.000 | 1 / 1 | +0.0 % |  |  |" in capsys.readouterr().out
+    assert main([five, benchmark(tmp_path / "again", {"A-v1": GOOD["A-v1"]}), "--fail-on-unknown"]) == 0
+    one, other = (benchmark(tmp_path / name, {"A-v1": [3]}) for name in ("one", "other"))
+    assert main([one, other]) == 0 and "| 3.000 | 3.000 | 1 / 1 | +0.0 % |  |  |" in capsys.readouterr().out
 
 
 def test_differences_are_told(tmp_path, capsys):
@@ -188,14 +192,66 @@ def test_differences_are_told(tmp_path, capsys):
     assert main([good, more]) == 0 and "- flag clip: only in new" in (text := capsys.readouterr().out)
     assert "learning_rate" not in text
     refuse(capsys, [good, more, "--strict"], "the sides differ in flag clip: only in new (A-v1, B-v1): --allow clip")
-    mixed = benchmark(tmp_path / "mixed", {"A-v1": GOOD["A-v1"][:3]})
+    mixed = benchmark(tmp_path / "mixed", GOOD | {"A-v1": GOOD["A-v1"][:3]})
     write_run(tmp_path / "mixed", "A-v1", 4, [99.0], commit="b" * 40)
-    refuse(capsys, [mixed, mixed, "--strict"], "base mixes commits: aaaaaaaaaa, bbbbbbbbbb (A-v1): --allow commits")
-    write_run(tmp_path / "mixed", "A-v1", 5, [99.0], total=2000)
-    refuse(capsys, [mixed, mixed], "differ in total_timesteps: 1000 or 2000 -> 1000 or 2000")
+    refuse(capsys, [mixed, good, "--strict"], "base mixes commits: aaaaaaaaaa, bbbbbbbbbb (A-v1): --allow commits")
+
+
+def test_runs_of_other_length(tmp_path, capsys):
+    """A trial run blocks nothing; --steps names the length, and longer runs count as far as that."""
+    good, new = (benchmark(tmp_path / name, GOOD) for name in ("good", "new"))
+    write_run(Path(new), "A-v1", 6, [1.0] * 9, total=100)
+    write_run(Path(good), "B-v1", 2, [1.0] * 9, total=5000)
+    assert main([good, new]) == 0
+    text = capsys.readouterr().out
+    assert "Comparison: same" in text and text.count("| 5 / 5 |") == 2 and text.count(", 1,000 steps\n") == 2
+    assert "- base: left out 1 run of another length (5,000 steps)" in text
+    assert "- new: left out 1 run of another length (100 steps)" in text
     longer = benchmark(tmp_path / "longer", GOOD, total=2000)
-    refuse(capsys, [good, longer], "differ in total_timesteps: 1000 -> 2000 (A-v1, B-v1): --allow total_timesteps")
+    refuse(capsys, [good, longer], "seed 2, that differ in total_timesteps, 5000 and 1000: leave one kind, by folder")
+    good = benchmark(tmp_path / "again", GOOD)
+    told = "differ in total_timesteps: 1000 -> 2000 (A-v1, B-v1): --allow total_timesteps compares them, --steps N"
+    refuse(capsys, [good, longer], told)
     assert main([good, longer, "--allow", "total_timesteps"]) == 0
+    for seed in 1, 2, 3:  # 50 until step 1000, 200 thereafter
+        write_run(tmp_path / "rising", "A-v1", seed, [50.0] * 200 + [200.0] * 200, total=2000)
+    capsys.readouterr()
+    assert main([good, str(tmp_path / "rising"), "--steps", "1000"]) == 1
+    text = capsys.readouterr().out
+    assert "| A-v1 | 100.0 ± 1.581 | 50.00 ± 0.000 | 5 / 3 |" in text and "new: 3 runs of 2,000 steps, cut at" in text
+    benchmark(tmp_path / "rising", {"A-v1": GOOD["A-v1"]})
+    assert main([good, str(tmp_path / "rising"), "--steps", "1000"]) == 0, "runs of that length come first"
+    refuse(capsys, [good, new, "--steps", "7000"], "no environment has finished runs on both sides")
+    refuse(capsys, [good, new, "--steps", "0"], "--steps must be at least 1")
+
+
+def test_sides_that_share_runs(tmp_path, capsys):
+    """The same folder, row, copy or record on both sides is refused, by name; what does not count is not."""
+    good, other = benchmark(tmp_path / "good", GOOD), benchmark(tmp_path / "other", BAD, commit="b" * 40)
+    told = "both sides have ppo in A-v1 (seeds 1, 2, 3, 4, 5), ppo in B-v1 (seeds 1, 2, 3, 4, 5): no run can"
+    for sides in ([good, good], [f"{good}/*", good], ["--base", good, "--new", good, other]):
+        refuse(capsys, sides, told)
+    refuse(capsys, [f"{good}/A*__1__*", good], "both sides have ppo in A-v1 (seeds 1): ")
+    rows = tmp_path / "results/good.csv"
+    record(Options([good], rows))
+    for sides in ([str(rows), str(rows)], [str(rows), good], [good, str(rows)]):
+        refuse(capsys, sides, told)
+    rows.write_text(rows.read_text().replace("a" * 10, f"{'a' * 10} {'c' * 10}"))
+    capsys.readouterr()
+    refuse(capsys, [str(rows), "--commits", "aaaaaaa", "ccccccc"], "at several commits at once (aaaaaaaaaa cccccccccc)")
+    capsys.readouterr()
+    assert main([str(rows), other]) == 1
+    for folder in Path(good).iterdir():  # as a run names its events, which a copy keeps
+        second = 1_700_000_000 + int(folder.name.rsplit("__", 1)[1])
+        (folder / "events.out.tfevents.1").rename(folder / f"events.out.tfevents.{second}.host.1.0")
+    shutil.copytree(good, tmp_path / "copy")
+    refuse(capsys, [good, str(tmp_path / "copy")], told)
+
+
+def test_the_recorded_results_of_both_commits(capsys):
+    """Rows of several commits, which once were compared with themselves."""
+    commits = ["--commits", "166d65d81a", "f0b2484d02", "--base-name", "ppo", "--new-name", "ppo"]
+    refuse(capsys, [str(ROOT / "benchmark/results"), *commits], "several commits at once (166d65d81a f0b2484d02)")
 
 
 def test_runs_that_do_not_count(tmp_path, capsys):
@@ -211,7 +267,7 @@ def test_runs_that_do_not_count(tmp_path, capsys):
     assert "Comparison: same" in text and "| 5 / 5 |" in text
     for note in ("1 run unfinished", "1 run without a score", "1 run of a seed that ran again"):
         assert f"- new: left out {note}" in text
-    kinds = {"total_timesteps": {"total": 500}, "learning_rate": {"learning_rate": 0.5}, "commit": {"commit": "b" * 40}}
+    kinds = {"learning_rate": {"learning_rate": 0.5}, "commit": {"commit": "b" * 40}}
     for name, other in kinds.items():  # not the same run again
         both = benchmark(tmp_path / name, {"A-v1": GOOD["A-v1"]})
         write_run(Path(both), "A-v1", 2, [1.0], **other)
@@ -228,6 +284,7 @@ def refuse(capsys, argv, message):
 
 def test_wrong_usage(tmp_path, capsys):
     good, other = benchmark(tmp_path / "good", GOOD), benchmark(tmp_path / "other", {"C-v1": [1, 2, 3]})
+    again = benchmark(tmp_path / "again", GOOD)
     several = [benchmark(tmp_path / "several", GOOD, name) for name in ("rpo", "sac")][0]
     for argv, message in (
         ([], "two sides are needed"),
@@ -235,11 +292,11 @@ def test_wrong_usage(tmp_path, capsys):
         ([good, "--base", good], "either BASE NEW, or both --base and --new"),
         ([good, str(tmp_path / "none")], "none: not found"),
         ([good, other], "no environment has finished runs on both sides"),
-        ([good, good, "--env-ids", "D-v1"], "no run of base is left"),
+        ([good, other, "--env-ids", "D-v1"], "no run of base is left"),
         ([good, "--commits", "aaaaaaa", "no-such-branch"], "neither a commit's hash"),
-        ([good, good, "--error", "0"], "--error is a share"),
-        ([good, good, "-o", str(tmp_path / "none/c.md")], "no folder"),
-        ([good, good, "--json", str(tmp_path)], "Is a directory"),
+        ([good, other, "--error", "0"], "--error is a share"),
+        ([good, other, "-o", str(tmp_path / "none/c.md")], "no folder"),
+        ([good, again, "--json", str(tmp_path)], "Is a directory"),
         ([good, several], "(base: ppo; new: rpo, sac): name one of each with --base-name and --new-name"),
     ):
         refuse(capsys, argv, message)

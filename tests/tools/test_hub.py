@@ -252,6 +252,7 @@ def test_wrong_usage(hub, trained, tmp_path):
     assert "nowhere is not a run with a model" in line
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run/model.safetensors").unlink()
+    (tmp_path / "run/checkpoint.pt").unlink()
     _, line = tool("hub", "push", "run", hub=hub, cwd=tmp_path, code=2)
     assert "--save-model" in line
     _, line = tool("hub", "pull", NAME, "--output", "run", hub=hub, cwd=tmp_path, code=2)
@@ -278,6 +279,25 @@ def test_enjoy(hub, trained, tmp_path):
     assert "no model.safetensors" in line
     _, line = tool("enjoy", *ENJOY, "--revision", "no-such", hub=hub, cwd=tmp_path, code=1)
     assert "no such revision" in line
+
+
+def test_push_a_checkpoint(hub, trained, tmp_path):
+    """Of a run that has not ended: the weights that it has by then, as data; the card says so."""
+    from safetensors.numpy import load_file
+
+    copy = shutil.copytree(trained, tmp_path / "runs/copy")
+    (copy / "model.safetensors").unlink()
+    for changed in "", ": nothing has changed":
+        output, _ = tool("hub", "push", "latest", hub=hub, cwd=tmp_path)
+        assert output == f"runs/copy is in {NAME}{changed}\n"
+    (tmp_path / "model").write_bytes(hub.repositories[NAME].commits[-1][1]["model.safetensors"])
+    pushed, model = load_file(tmp_path / "model"), load_file(trained / "model.safetensors")
+    assert pushed.keys() == model.keys() and all((pushed[key] == model[key]).all() for key in model)
+    text = hub.repositories[NAME].commits[-1][1]["README.md"].decode()
+    assert "The weights are those of a checkpoint, at step 600 of 600." in text
+    (copy / "checkpoint.pt").unlink()
+    _, line = tool("hub", "push", copy, hub=hub, cwd=tmp_path, code=2)
+    assert "model.safetensors and a checkpoint are missing" in line
 
 
 def published(trained, **changes):

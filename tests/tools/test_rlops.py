@@ -16,9 +16,10 @@ import random
 ENVS = "HalfCheetah-v2 Walker2d-v2 Hopper-v2 InvertedPendulum-v2 Humanoid-v2 Pusher-v2".split()
 
 class Run:
-    state, url, commit = "finished", "https://example.invalid/run", "c" * 40
+    state, commit = "finished", "c" * 40
     def __init__(self, tag, env_id, seed, exp_name="ddpg_continuous_action"):
         self.config = {"exp_name": exp_name, "env_id": env_id, "seed": seed, "total_timesteps": 1000}
+        self.url = f"https://example.invalid/runs/{tag}-{env_id}-{seed}"
         self.level = 100 if tag == "rlops-pilot" or env_id != "Hopper-v2" else 50
     def rows(self, keys, n):
         assert keys == ["charts/episodic_return", "global_step", "_runtime"]
@@ -38,7 +39,9 @@ class Api:
         if tag == "unreachable":
             raise ConnectionError("cannot resolve\\nthe host")
         runs = [Run(tag, env, seed) for env in ENVS for seed in range(1, 5)] if tag != "none" else []
-        return [*runs, Run(tag, "HalfCheetah-v2", 9, "another")]
+        trial = Run(tag, "Walker2d-v2", 2)  # of another length, which blocks nothing
+        trial.config["total_timesteps"] = 100
+        return [*runs, *[trial] * bool(runs), Run(tag, "HalfCheetah-v2", 9, "another")]
 """
 COMMAND = """-m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl
 --wandb-entity openrlbenchmark --tags pr-299 rlops-pilot
@@ -67,6 +70,7 @@ def test_the_command_of_the_release_post(rlops, tmp_path):
         "## Comparison: worse" in done.stdout and "- base: ddpg_continuous_action at cccccccccc, 1,000" in done.stdout
     )
     lines = [line for line in done.stdout.split("\n") if line.startswith("| ") and "4 / 4" in line]
+    assert "- new: left out 1 run of another length (100 steps)" in done.stdout
     assert len(lines) == 6 and ["**worse**" in line for line in lines] == ["Hopper" in line for line in lines]
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((tmp_path / "compare/results/curves").glob("*.csv"))) == 2 * 6 * 4
@@ -76,10 +80,15 @@ def test_the_command_of_the_release_post(rlops, tmp_path):
 def test_wrong_usage(rlops):
     for old, new, message in (
         ("pr-299", "unreachable", "cannot read openrlbenchmark/cleanrl from W&B: cannot resolve the host"),
-        ("pr-299", "none", "no environment has finished runs on both sides (24 of rlops-pilot, 0 of none)"),
+        ("pr-299", "none", "no environment has finished runs on both sides (25 of rlops-pilot, 0 of none)"),
+        ("--tags pr-299", "--steps 0 --tags pr-299", "--steps must be at least 1"),
     ):
         done = rlops(COMMAND.replace(old, new).replace("--scan-history", ""))
         assert done.returncode == 2 and done.stderr == f"rlops: {message}\n" and not done.stdout
+    done = rlops(COMMAND.replace("rlops-pilot", "pr-299"))
+    told = "both sides have ddpg_continuous_action in HalfCheetah-v2 (seeds 1, 2, 3, 4), "
+    assert done.returncode == 2 and done.stderr.startswith(f"rlops: {told}") and not done.stdout
+    assert done.stderr.endswith("folder, pattern, commit, tag or name (25 of pr-299, 25 of pr-299)\n")
 
 
 def test_without_wandb(rlops, tmp_path):
