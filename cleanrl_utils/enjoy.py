@@ -3,8 +3,9 @@
 It is looked for in <hf-entity>/<env_id>-<exp_name>-seed<seed>, where `python -m cleanrl_utils.hub push` puts it. Only
 data of that repository is used, the weights (safetensors) and the flags (args.json): the script that plays them is our
 own file of the same name. Where that is not the script that the model came with, this is said, and --trust-remote-code
-plays it with the latter, which is code of whoever pushed it. A model that is only there as a pickle is refused: to load
-a pickle is to run the code in it. Exit codes: 0 played, 1 the hub refused or cannot be reached, 2 wrong usage.
+plays it with the latter, which is code of whoever pushed it. A model in the original's format (dqn.cleanrl_model) is
+read as data, too, and our file plays it. Any other that is only there as a pickle is refused: to load a pickle is to
+run the code in it. Exit codes: 0 played, 1 the hub refused or cannot be reached, 2 wrong usage.
 """
 
 import argparse
@@ -17,9 +18,10 @@ import numpy as np
 
 from cleanrl_utils import fail
 from cleanrl_utils.evaluate import CannotPlay, evaluate_run
-from cleanrl_utils.hub import SCRIPTS, download, find, need_model
+from cleanrl_utils.hub import SCRIPTS, convert, download, find, need_model
 from cleanrl_utils.runs.card import repository_name
 from cleanrl_utils.runs.folder import load_args
+from cleanrl_utils.runs.published import find_model
 
 
 def choose_script(repo_id, downloaded, exp_name, trust):
@@ -46,6 +48,8 @@ def check_flags(repo_id, args, env_id, trust):
 def fetch(repo_id, revision, env_id, exp_name, folder, trust=False):
     """Make a run folder of a repository's data and the script that is to play it."""
     commit, paths = find(repo_id, revision)
+    if find_model(paths, exp_name):
+        return convert(repo_id, commit, paths, folder, env_id, exp_name)
     scripts = need_model(repo_id, paths)
     source = download(repo_id, commit, ["args.json", "model.safetensors", *scripts])
     check_flags(repo_id, load_args(source), env_id, trust)

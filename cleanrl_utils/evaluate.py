@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils import fail
+from cleanrl_utils.runs.published import as_run, of_published
 
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
 FILMING = ("record_video", "record_game", "film_game", "film_match", "film_level", "film_episode")
@@ -42,7 +43,7 @@ def one_line(error):
 
 def load_args(run_dir):
     try:
-        args = json.loads(Path(run_dir, "args.json").read_text())
+        args = json.loads(Path(as_run(run_dir, CannotPlay), "args.json").read_text())
     except ValueError:
         args = None
     if not isinstance(args, dict) or not isinstance(args.get("env_id"), str) or not isinstance(args.get("seed"), int):
@@ -155,6 +156,7 @@ def check_filming(module, args):
     envs.close()
 
 
+@of_published(CannotPlay)
 def evaluate_run(
     run_dir, episodes=10, seed=None, cpu=False, deterministic=None, capture_video=False, video_folder=None
 ):
