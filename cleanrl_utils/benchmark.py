@@ -20,7 +20,7 @@ import signal
 import sys
 from pathlib import Path
 
-from cleanrl_utils import fail
+from cleanrl_utils import counted, fail
 from cleanrl_utils.engines import ENGINES, cells
 from cleanrl_utils.engines.board import Board
 from cleanrl_utils.engines.matrix import make_cells, write_matrix
@@ -122,7 +122,10 @@ def main():
     if options.workers == 0:
         engine.show(matrix_path, board, options)
         return
-    print(f"{len(board.cells)} cells, {board.count('done')} done before; records are in {options.state}", flush=True)
+    print(
+        f"{counted(len(board.cells), 'cell')}, {board.count('done')} done before; records are in {options.state}",
+        flush=True,
+    )
     interrupted = engine.run(matrix_path, board, options) if board.todo() else False
     board.clear()
     print(board.line())

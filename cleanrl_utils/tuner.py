@@ -206,7 +206,7 @@ def near(name, known):
 
 
 def readable(value, distribution):
-    """A suggested value as it is passed on: as many digits as tell a thousand values of its range apart, or four."""
+    """A suggested value as it is passed on: to a thousandth of its range or less, and to four digits of a logarithm."""
     if not isinstance(distribution, optuna.distributions.FloatDistribution) or distribution.single():
         return value
     low, high, step = distribution.low, distribution.high, distribution.step

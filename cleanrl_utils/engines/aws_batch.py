@@ -4,7 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
-from cleanrl_utils import fail
+from cleanrl_utils import counted, fail
 from cleanrl_utils.engines import cells
 from cleanrl_utils.engines.queues import follow, forget_failures, name_of, write_lists
 
@@ -97,7 +97,7 @@ def submit(client, matrix_path, board, options):
             cells.write_json(board.folder / "aws-batch" / f"{name_of(path)}.json", record)
             places |= places_of(board, record)
             jobs[job] = None
-            print(f"Submitted job {job} with {len(part)} tasks", flush=True)
+            print(f"Submitted job {job} with {counted(len(part), 'task')}", flush=True)
     return places, list(jobs)
 
 
@@ -130,7 +130,7 @@ def run(matrix_path, board, options):
         places, jobs = submit(client, matrix_path, board, options)
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
         fail(f"AWS Batch: {error}")
-    print(f"In the queue: {len(places)} cells in jobs {', '.join(jobs)}", flush=True)
+    print(f"In the queue: {counted(len(places), 'cell')} in jobs {', '.join(jobs)}", flush=True)
     seen = {}
 
     def look():

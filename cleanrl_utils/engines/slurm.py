@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from cleanrl_utils import fail
+from cleanrl_utils import counted, fail
 from cleanrl_utils.engines import cells
 from cleanrl_utils.engines.matrix import command_of
 from cleanrl_utils.engines.queues import NAME, follow, forget_failures, name_of, write_lists
@@ -123,7 +123,7 @@ def submit(matrix_path, board, options, lists):
                 fail(f"{shlex.join(command)}: {done.stderr.strip()}")
             job = done.stdout.strip().split(";")[0]
             places |= {index: (job, str(task)) for task, index in enumerate(part)}
-            print(f"Submitted job {job} with {len(part)} tasks", flush=True)
+            print(f"Submitted job {job} with {counted(len(part), 'task')}", flush=True)
     return places
 
 
@@ -142,10 +142,8 @@ def run(matrix_path, board, options):
     logs.mkdir(parents=True, exist_ok=True)
     places = submit(matrix_path, board, options, lists)
     jobs = sorted({job for job, _ in places.values()}, key=int)
-    print(
-        f"In the queue: {len(places)} cells in jobs {', '.join(jobs)}; to cancel them: scancel {' '.join(jobs)}",
-        flush=True,
-    )
+    places_line = f"In the queue: {counted(len(places), 'cell')} in jobs {', '.join(jobs)}"
+    print(f"{places_line}; to cancel them: scancel {' '.join(jobs)}", flush=True)
 
     def look():
         queue = read_queue(board, lists)

@@ -260,7 +260,7 @@ def test_slurm_requeues_what_was_interrupted(slurm):
     flags = "--env-ids", "again", *SLURM_FLAGS, "--workers", 4, "--start-seed", 2
     (job,) = re.findall(r"Submitted job (\d+)", place.run(*flags, "--slurm-detach", command=command))
     log = place.run(*flags, command=command)
-    assert f"1 cells in jobs {job};" in log and "Submitted" not in log and "1 of 1 done" in log
+    assert f"1 cell in jobs {job};" in log and "Submitted" not in log and "1 of 1 done" in log
     place.check("again-2", 40, 2)
     assert re.findall(r"start (\d)", task_log(place, f"{job}_0")) == ["1", "2"]
 
@@ -496,7 +496,7 @@ def test_aws_batch(batch, tmp_path):
     log = place.run("--env-ids", "quick", *flags[3:], "--workers", 1, seeds=2)
     assert "2 of 2 done" in log and "Submitted" not in log
     log = place.run("--env-ids", "other", *flags[3:], "--workers", 1, code=1)
-    assert "with 1 tasks" in log and "is SUCCEEDED, without a result" in log
+    assert "with 1 task\n" in log and "is SUCCEEDED, without a result" in log
 
 
 def test_aws_batch_refuses(batch, tmp_path):

@@ -167,7 +167,7 @@ def test_the_example_of_the_release_post(tmp_path, monkeypatch):
 
 
 def test_suggested_values_are_readable(tune, capsys):
-    """Four digits, or as many as a thousandth of the range has, within the range; what was not suggested stays."""
+    """Rounded to less than a thousandth of the range, and within it; what was not suggested stays."""
     Path("digits.py").write_text(SCRIPT.replace("class Args", "class Flags"))  # takes any flag
     study = tune(
         lambda trial: {
