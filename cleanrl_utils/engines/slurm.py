@@ -31,6 +31,9 @@ def add_arguments(parser):
         "--slurm-ntasks", type=int, default=1, metavar="N", help="Slurm's --ntasks of a cell (default: 1)"
     )
     group.add_argument("--slurm-nodes", type=int, metavar="N", help="Slurm's --nodes of a cell (default: not said)")
+    group.add_argument(
+        "--slurm-requeues", type=int, default=100, metavar="N", help="times that a task is started again (default: 100)"
+    )
     group.add_argument("--slurm-detach", action="store_true", help="submit and leave; started again, it follows")
 
 
@@ -50,6 +53,8 @@ def fill(template, values):
 def script_for(list_path, number, board, options):
     """The script for sbatch."""
     gpus, tasks = options.slurm_gpus_per_task, options.slurm_ntasks
+    if options.slurm_requeues < 0:
+        fail("--slurm-requeues must be at least 0")
     command = shlex.join(command_of(list_path, 0)[:-1])
     values = {
         "name": name_of(list_path),
@@ -57,6 +62,7 @@ def script_for(list_path, number, board, options):
         "command": f'{command} "$SLURM_ARRAY_TASK_ID"',
         "logs": board.folder.resolve() / "slurm",
         "nodes": options.slurm_nodes,
+        "requeues": options.slurm_requeues,
         "ntasks": tasks,
         "gpus_per_task": gpus or None,
         "cpus_per_gpu": math.ceil(options.slurm_total_cpus / (gpus * tasks)) if gpus else None,
