@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cleanrl_utils import counted, fail
-from cleanrl_utils.engines import aws_batch, cells, costs, s3_worker
+from cleanrl_utils.engines import aws_batch, cells, costs, s3_worker, tags
 from cleanrl_utils.engines.matrix import make_cells
 from cleanrl_utils.engines.queues import NAME
 
@@ -402,6 +402,7 @@ def parse_args():
     how.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE", help="variables of the runs; no secrets")
     how.add_argument("--yes", action="store_true", help="do not ask")
     how.add_argument("--dry-run", action="store_true", help="print the requests, with every cell; AWS is not asked")
+    tags.add_arguments(parser)
     cost = parser.add_argument_group("cost estimate")
     cost.add_argument("--hours-per-cell", type=float, metavar="H", help="default: from measured speeds")
     cost.add_argument("--price-per-vcpu-hour", type=float, metavar="USD")
@@ -441,6 +442,8 @@ def main():
         check(options)
         matrix = make_cells(options)
         check_names(matrix)
+        if not any(pair.startswith("WANDB_TAGS=") for pair in options.env):
+            options.env += [f"{name}={value}" for name, value in tags.variables_of(matrix, options).items()]
         check_secrets(matrix, read_variables(options.env))
         if options.dry_run:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
