@@ -1,4 +1,4 @@
-"""Tags of W&B for the runs of a benchmark: two of them are what `python -m cleanrl_utils.rlops --tags NEW BASE` compares.
+"""Tags of W&B for the runs of a benchmark: what `python -m cleanrl_utils.rlops --tags NEW BASE` compares.
 
 W&B itself reads them from the variable WANDB_TAGS, so that no script needs a flag for them.
 """
