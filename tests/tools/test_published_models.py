@@ -241,7 +241,10 @@ def torch_values(name, module, weights, envs, sizes, obs, support):
     return outputs.softmax(2) @ module.torch.tensor(support) if sizes else outputs.numpy()
 
 
-@pytest.mark.parametrize("name", LAYERS)
+SAME = {name: pytest.mark.slow for name in ("ppo_atari_envpool", "ppo_atari_multigpu")}  # as ppo_atari
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SAME.get(name, ())) for name in LAYERS])
 def test_values(name, tmp_path):
     """Ours are those of the published network, and the policy of our file acts by them."""
     require_for(name)
@@ -278,12 +281,9 @@ def test_evaluate_a_folder(tmp_path):
 
     folder = tmp_path / "runs/CartPole-v1__dqn__3__1650000000"
     publish("dqn", folder)
-    (tmp_path / "few").mkdir()
-    publish("dqn", tmp_path / "few")
     rows = "\n".join(f"|{name}|{value}|" for name, value in flags("dqn").items())
     with SummaryWriter(folder) as writer:
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-    assert "environment is not known: put args.json beside" in evaluate("few", cwd=tmp_path, code=2)
     before = sorted(path.name for path in folder.iterdir())
     output = evaluate(folder, "--episodes", 2, "--output", "played.json", cwd=tmp_path)
     assert (
@@ -294,9 +294,14 @@ def test_evaluate_a_folder(tmp_path):
     run = as_run(folder, ValueError)
     args = json.loads((run / "args.json").read_text())
     assert (args["end_e"], args["wandb_entity"], args["buffer_size"]) == (0.25, None, 10_000)
-    (folder / "args.json").write_text(json.dumps({"env_id": "CartPole-v1", "end_e": 1.0, "seed": 7}))
-    evaluate(folder, "--episodes", 2, "--output", "other.json", cwd=tmp_path)
-    assert json.loads((tmp_path / "other.json").read_text())["seed"] == 7 + 2**30
+    other = folder.with_name("other")
+    publish("dqn", other)
+    with pytest.raises(KeyError, match="other: its environment is not known: put args.json beside it"):
+        as_run(other, KeyError)
+    (other / "args.json").write_text(json.dumps({"env_id": "CartPole-v1", "end_e": 1.0, "seed": 7}))
+    args = json.loads((as_run(other, ValueError) / "args.json").read_text())
+    assert (args["end_e"], args["seed"], args["exp_name"]) == (1, 7, "dqn")
+    assert as_run(tmp_path, ValueError) is tmp_path and as_run("nowhere", ValueError) == "nowhere"
 
 
 class Bomb:
@@ -312,6 +317,7 @@ class Bomb:
 def test_what_cannot_be_mapped(tmp_path):
     """One line each, and nothing in a model is run."""
     require_for("dqn")
+    require("flax")
     import torch
 
     cases = 0
