@@ -266,6 +266,18 @@ def test_values(name, tmp_path):
         assert actions.tolist() == values[:, :ACTIONS].argmax(1).tolist()
 
 
+def test_teacher(tmp_path):
+    """QDagger learns from a published model that was made a run folder."""
+    name = "qdagger_dqn_atari_impalacnn"
+    require_for(name)
+    publish("dqn_atari", tmp_path)
+    run, env_id = tmp_path / "run", "BreakoutNoFrameskip-v4"
+    make_run(tmp_path, run, "dqn_atari.cleanrl_model", f"{env_id}-dqn_atari-seed1")
+    teacher = load(name).load_teacher(run, env_id, discrete_envs(ACTIONS))
+    published, _ = publish_torch("dqn_atari")
+    assert (teacher.state_dict()["network.9.weight"] == published["network.9.weight"]).all()
+
+
 # What is known of a run
 
 
