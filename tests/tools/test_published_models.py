@@ -254,6 +254,7 @@ def test_values(name, tmp_path):
     run, published = tmp_path / "run", f"{name}.cleanrl_model"
     assert make_run(tmp_path, run, published, f"CartPole-v1-{name}-seed4") == name
     assert {path.name for path in run.iterdir()} == {"args.json", f"{name}.py", "model.safetensors"}
+    assert len({path.stat().st_mode for path in run.iterdir()}) == 1, "not readable by the same people"
     args = json.loads((run / "args.json").read_text())
     assert (args["env_id"], args["exp_name"], args["seed"]) == ("CartPole-v1", name, 4) and "gone" not in args
     np.testing.assert_allclose(our_values(name, module, run, envs, obs), values, rtol=1e-3, atol=1e-5)
