@@ -267,6 +267,17 @@ def test_values(name, tmp_path):
         assert actions.tolist() == values[:, :ACTIONS].argmax(1).tolist()
 
 
+def test_atoms_are_flags(tmp_path):
+    """Of a distributional model without flags: how many there are, and from where to where."""
+    require_for("c51")
+    import torch
+
+    torch.save(publish_torch("c51")[0]["model_weights"], tmp_path / "c51.cleanrl_model")
+    make_run(tmp_path, tmp_path / "run", "c51.cleanrl_model", "CartPole-v1-c51-seed3")
+    args = json.loads((tmp_path / "run/args.json").read_text())
+    assert {name: args[name] for name in C51_FLAGS} == C51_FLAGS and (args["seed"], args["end_e"]) == (3, 0.05)
+
+
 def test_teacher(tmp_path):
     """QDagger learns from a published model that was made a run folder."""
     name = "qdagger_dqn_atari_impalacnn"
