@@ -61,13 +61,3 @@ def test_tools_without_a_clone(tmp_path):
         file.write("print(results.references('ppo.py', 'CartPole-v1'))\n")
     path, found = run_module("ask", cwd=tmp_path, env=env).stdout.splitlines()
     assert Path(path).is_relative_to(tmp_path) and found == "[]"
-
-
-def test_requirements_name_extras():
-    """Also under the names that the original has for them."""
-    extras = PROJECT["project"]["optional-dependencies"]
-    files = {path.name for path in (ROOT / "requirements").glob("requirements-*.txt")}
-    assert "requirements-memory_gym.txt" in files
-    for name in files:
-        named = re.findall(r"(?m)^-e \.\[([\w,-]+)\]$", (ROOT / "requirements" / name).read_text())
-        assert named and all(extra in extras for names in named for extra in names.split(",")), name
