@@ -20,8 +20,8 @@ import signal
 import sys
 from pathlib import Path
 
-from cleanrl_utils import fail
-from cleanrl_utils.engines import ENGINES, cells
+from cleanrl_utils import counted, fail
+from cleanrl_utils.engines import ENGINES, cells, tags
 from cleanrl_utils.engines.board import Board
 from cleanrl_utils.engines.matrix import make_cells, write_matrix
 
@@ -83,6 +83,7 @@ def parse_args():
     parser.add_argument(
         "--state", type=Path, default=Path("runs/.benchmark"), metavar="DIR", help="records (default: runs/.benchmark)"
     )
+    tags.add_arguments(parser)
     for engine in ENGINES.values():
         engine.add_arguments(parser)
     return parser.parse_args()
@@ -112,17 +113,23 @@ def main():
         from cleanrl_utils.pages import proof
 
         matrix["cells"] = proof.not_recorded(matrix["cells"])
+    variables = tags.variables_of(matrix["cells"], options)
+    matrix |= {"variables": variables} if variables else {}
     if options.workers == 0 and engine.show is None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
+        tagged = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
         for cell in matrix["cells"]:
-            print(shlex.join(cell["command"]))
+            print(*tagged, shlex.join(cell["command"]))
         return
     board = Board(matrix, options.state, options.workers)
     matrix_path = write_matrix(matrix, options.state)
     if options.workers == 0:
         engine.show(matrix_path, board, options)
         return
-    print(f"{len(board.cells)} cells, {board.count('done')} done before; records are in {options.state}", flush=True)
+    print(
+        f"{counted(len(board.cells), 'cell')}, {board.count('done')} done before; records are in {options.state}",
+        flush=True,
+    )
     interrupted = engine.run(matrix_path, board, options) if board.todo() else False
     board.clear()
     print(board.line())

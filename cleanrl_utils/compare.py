@@ -491,7 +491,9 @@ def choose(options):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        description=__doc__, prog="compare", formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        prog="python -m cleanrl_utils.compare",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="BASE and NEW")
     parser.add_argument("--base", nargs="+", metavar="PATH", help="run folders or results of the base")

@@ -4,8 +4,9 @@
 hub is looked for in <hf-entity>/<env_id>-<exp_name>-seed<seed>, where `python -m cleanrl_utils.hub push` puts it. Only
 data of that repository is used, the weights (safetensors) and the flags (args.json): the script that plays them is our
 own file of the same name. Where that is not the script that the model came with, this is said, and --trust-remote-code
-plays it with the latter, which is code of whoever pushed it. A model that is only there as a pickle is refused: to load
-a pickle is to run the code in it. Exit codes: 0 played, 1 the hub refused or cannot be reached, 2 wrong usage.
+plays it with the latter, which is code of whoever pushed it. A model in the original's format (dqn.cleanrl_model) is
+read as data, too, and our file plays it. Any other that is only there as a pickle is refused: to load a pickle is to
+run the code in it. Exit codes: 0 played, 1 the hub refused or cannot be reached, 2 wrong usage.
 """
 
 import argparse
@@ -18,9 +19,10 @@ import numpy as np
 
 from cleanrl_utils import fail
 from cleanrl_utils.evaluate import CannotPlay, evaluate_run, watch_run
-from cleanrl_utils.hub import SCRIPTS, download, find, need_model
+from cleanrl_utils.hub import SCRIPTS, convert, download, find, need_model
 from cleanrl_utils.runs.card import repository_name
 from cleanrl_utils.runs.folder import load_args, run_folder
+from cleanrl_utils.runs.published import find_model
 
 
 def choose_script(repo_id, downloaded, exp_name, trust):
@@ -47,6 +49,8 @@ def check_flags(repo_id, args, env_id, trust):
 def fetch(repo_id, revision, env_id, exp_name, folder, trust=False):
     """Make a run folder of a repository's data and the script that is to play it."""
     commit, paths = find(repo_id, revision)
+    if find_model(paths, exp_name):
+        return convert(repo_id, commit, paths, folder, env_id, exp_name)
     scripts = need_model(repo_id, paths)
     source = download(repo_id, commit, ["args.json", "model.safetensors", *scripts])
     check_flags(repo_id, load_args(source), env_id, trust)
@@ -93,7 +97,7 @@ def main(argv=None):
     if args.render and args.capture_video:
         fail("--render shows episodes in a window, --capture-video films one: choose one of them")
     with tempfile.TemporaryDirectory() as temporary:
-        returns = enjoy(find_model(args, temporary), args)
+        returns = enjoy(place(args, temporary), args)
     if not len(returns):
         print("The window was closed before an episode had ended")
         return
@@ -102,7 +106,7 @@ def main(argv=None):
     print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
 
 
-def find_model(args, temporary):
+def place(args, temporary):
     """The run folder that is to be played: of this machine, or made of what is on the hub."""
     if args.run_dir is not None:
         return run_folder(args.run_dir)

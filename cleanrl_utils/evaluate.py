@@ -41,6 +41,7 @@ from cleanrl_utils import fail
 from cleanrl_utils.runs.checkpoint import goes_on, with_model
 from cleanrl_utils.runs.folder import run_folder
 from cleanrl_utils.runs.follow import follow
+from cleanrl_utils.runs.published import as_run, of_published
 from cleanrl_utils.runs.window import Closed, NoWindow, Window
 
 HELD_OUT = 2**30  # what the files add to a seed of training for their own evaluation
@@ -58,7 +59,7 @@ def one_line(error):
 
 def load_args(run_dir):
     try:
-        args = json.loads(Path(run_dir, "args.json").read_text())
+        args = json.loads(Path(as_run(run_dir, CannotPlay), "args.json").read_text())
     except ValueError:
         args = None
     if not isinstance(args, dict) or not isinstance(args.get("env_id"), str) or not isinstance(args.get("seed"), int):
@@ -236,6 +237,7 @@ def check_filming(module, args, flag="--capture-video"):
     envs.close()
 
 
+@of_published(CannotPlay)
 def evaluate_run(
     run_dir, episodes=10, seed=None, cpu=False, deterministic=None, capture_video=False, video_folder=None
 ):
@@ -300,7 +302,7 @@ def watch_run(run_dir, episodes=10, cpu=False, deterministic=None):
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         with Window(str(run_dir)) as window:
-            return np.array(list(watched_returns(run_dir, episodes, cpu, deterministic, window)))
+            return np.array(list(watched_returns(as_run(run_dir, CannotPlay), episodes, cpu, deterministic, window)))
     except NoWindow as error:
         raise CannotPlay(f"--render: {error}, --capture-video films instead") from None
 

@@ -8,7 +8,7 @@ A push is one commit: the model, the flags, the script, the command, packages an
 videos, and a model card; `push latest` takes the newest run in runs/. A second push of the same folder changes nothing.
 Checkpoints stay at home; of a run that goes on or was stopped, the weights in its checkpoint are pushed as its model. A
 pull takes only the files that a push writes: weights are safetensors, and nothing that is pickled travels in either
-direction.
+direction. A repository in the original's format (dqn.cleanrl_model) becomes a run folder with our script.
 Exit codes: 0 done, 1 the hub refused or cannot be reached, 2 wrong usage.
 """
 
@@ -26,6 +26,7 @@ from cleanrl_utils import fail
 from cleanrl_utils.runs.card import card, repository_name
 from cleanrl_utils.runs.checkpoint import goes_on, with_model
 from cleanrl_utils.runs.folder import load_args, run_folder, script_of
+from cleanrl_utils.runs.published import BESIDE, NotMapped, find_model, make_run
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl"  # our own copies of the files
 TRAVELS = re.compile(  # the files of a run that a repository holds; anything else is neither pushed nor pulled
@@ -179,11 +180,23 @@ def find(repo_id, revision=None, retries=4):
     return info.sha, [sibling.rfilename for sibling in info.siblings]
 
 
-def download(repo_id, commit, paths, retries=4):
+def download(repo_id, commit, paths, retries=4, travels=TRAVELS):
     """A folder of the hub's cache with some files of a commit; only those that a push writes."""
-    wanted = [path for path in paths if TRAVELS.fullmatch(path)]
+    wanted = [path for path in paths if travels.fullmatch(path)]
     get = lambda: library().snapshot_download(repo_id, revision=commit, allow_patterns=wanted)  # noqa: E731
     return Path(patiently(get, repo_id, retries))
+
+
+def convert(repo_id, commit, paths, folder, env_id=None, exp_name=None, retries=4):
+    """Make a run folder of a repository in the original's format; the script in it is ours."""
+    model = find_model(paths, exp_name)
+    wanted = re.compile("|".join(map(re.escape, (model, *BESIDE))))
+    source = download(repo_id, commit, paths, retries, wanted)
+    try:
+        script = make_run(source, folder, model, repo_id.split("/")[-1], env_id, exp_name)
+    except NotMapped as error:
+        fail(f"{repo_id}: {error}")
+    print(f"{repo_id} holds {model}, a model in the original's format, which our {script}.py plays")
 
 
 def need_model(repo_id, paths):
@@ -200,6 +213,15 @@ def need_model(repo_id, paths):
     fail(f"{repo_id} holds no model.safetensors with args.json, as `hub push` writes them.{why}")
 
 
+def copy(repo_id, commit, paths, folder, retries=4):
+    """Copy what a push writes from a repository into a folder."""
+    paths = [path for path in paths if TRAVELS.fullmatch(path)]
+    source = download(repo_id, commit, paths, retries)
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, folder / path)
+
+
 def foreign(script):
     """What to say of a downloaded script: None if it is the same as ours."""
     ours = SCRIPTS / script.name
@@ -209,20 +231,18 @@ def foreign(script):
 
 
 def pull(repo_id, revision=None, output=None, retries=4):
-    """Copy a repository into a run folder, which appears when it is complete."""
+    """Copy a repository into a run folder, or make one of it; the folder appears when it is complete."""
     folder = Path(output or Path("runs", repo_id.split("/")[-1]))
     if folder.exists():
         fail(f"{folder} is there already: name another folder with --output")
     commit, paths = find(repo_id, revision, retries)
-    need_model(repo_id, paths)
-    paths = [path for path in paths if TRAVELS.fullmatch(path)]
-    source = download(repo_id, commit, paths, retries)
+    take = convert if find_model(paths) else copy
+    if take is copy:
+        need_model(repo_id, paths)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         unfinished = Path(temporary, "run")
-        for path in paths:
-            (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / path, unfinished / path)
+        take(repo_id, commit, paths, unfinished, retries=retries)
         os.replace(unfinished, folder)
     return folder, commit
 

@@ -26,6 +26,7 @@ from cleanrl_utils import fail
 from cleanrl_utils.compare import compare, markdown, pair, select
 from cleanrl_utils.runs import figure
 from cleanrl_utils.runs.results import Run, curve_edges, full_commit, load, of_commit
+from cleanrl_utils.runs.scores import write_curve, write_rows
 from cleanrl_utils.runs.stats import bootstrap_curves, within
 
 
@@ -104,8 +105,6 @@ def draw(pairs, names, filename):
 
 def write_page(sides, names, folder):
     """The runs as recorded results in `folder`, and the page of cleanrl_utils.report on them."""
-    from benchmark.record import write_curve, write_rows
-
     groups = defaultdict(list)
     for name, runs in zip(names, sides):
         for run in runs:
@@ -123,8 +122,8 @@ def write_page(sides, names, folder):
 
 
 def main(argv=None):
-    style = {"formatter_class": argparse.RawDescriptionHelpFormatter, "prog": "rlops"}
-    parser = argparse.ArgumentParser(description=__doc__, **style)
+    style = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="python -m cleanrl_utils.rlops", **style)
     parser.add_argument("--exp-name", required=True, help="name of the experiment, such as ddpg_continuous_action")
     parser.add_argument("--wandb-project-name", default="cleanRL")
     parser.add_argument("--wandb-entity")

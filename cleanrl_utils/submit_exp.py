@@ -28,8 +28,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cleanrl_utils import fail
-from cleanrl_utils.engines import aws_batch, cells, costs, s3_worker
+from cleanrl_utils import counted, fail
+from cleanrl_utils.engines import aws_batch, cells, costs, s3_worker, tags
 from cleanrl_utils.engines.matrix import make_cells
 from cleanrl_utils.engines.queues import NAME
 
@@ -196,7 +196,9 @@ def show_status(s3, batch, url):
             print("".join(f"    {line}\n" for line in (state or {}).get("log", "").splitlines()), end="")
     standings = [standing for standing, _, _ in found]
     count = {name: standings.count(name) for name in ("done", "running", "waiting", "failed", "new")}
-    print(f"{len(found)} cells: " + ", ".join(f"{number} {name}" for name, number in count.items() if number))
+    print(
+        f"{counted(len(found), 'cell')}: " + ", ".join(f"{number} {name}" for name, number in count.items() if number)
+    )
     return 1 if count["failed"] else 0 if count["done"] == len(found) else cells.INTERRUPTED
 
 
@@ -265,9 +267,9 @@ def cancel(s3, batch, url, sure):
     if states is None:
         fail("AWS Batch does not answer: try aws batch describe-jobs by hand")
     alive = [record for record in records if states[record["job"]][0] in ALIVE]
-    print(f"{len(alive)} jobs to end")
+    print(f"{counted(len(alive), 'job')} to end")
     for record in alive:
-        print(f"  {record['job']} in {record['queue']}: {len(record['cells'])} cells of {record['url']}")
+        print(f"  {record['job']} in {record['queue']}: {counted(len(record['cells']), 'cell')} of {record['url']}")
     if alive and not sure:
         confirm("End them?")
     for record in alive:
@@ -327,7 +329,10 @@ def price_of(batch, options, vcpus, memory, gpus):
 def show_plan(matrix, skipped, measured, batch, options, vcpus, memory, gpus):
     """What would be submitted, and what it would cost."""
     say = sys.stderr if options.dry_run else sys.stdout
-    print(f"{len(matrix)} cells for {options.queue} ({options.definition}); not again: {skipped or 'none'}", file=say)
+    print(
+        f"{counted(len(matrix), 'cell')} for {options.queue} ({options.definition}); not again: {skipped or 'none'}",
+        file=say,
+    )
     attempts = aws_batch.retry_strategy(options.retries)["attempts"]
     known = f"{vcpus:g} vCPUs" if vcpus else "vCPUs of the definition, unknown here: give --vcpus"
     known += f", {memory:g} MiB" * bool(memory) + f", {gpus:g} GPUs" * bool(gpus)
@@ -363,7 +368,7 @@ def submit(s3, batch, matrix, options):
         s3.put_object(**place, Body=json.dumps(record, indent=1))  # before, or nobody would know of the job
         record["job"] = batch.submit_job(**request)["jobId"]
         s3.put_object(**place, Body=json.dumps(record, indent=1))
-        print(f"Submitted job {record['job']} with {len(part)} cells: {url}", flush=True)
+        print(f"Submitted job {record['job']} with {counted(len(part), 'cell')}: {url}", flush=True)
     again = f"python -m cleanrl_utils.submit_exp --status s3://{bucket}/{prefix}"
     print(f"To see what becomes of them: {again}\nTo get the runs: {again.replace('--status', '--fetch')}")
     print(f"To end them: {again.replace('--status', '--cancel')}")
@@ -397,6 +402,7 @@ def parse_args():
     how.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE", help="variables of the runs; no secrets")
     how.add_argument("--yes", action="store_true", help="do not ask")
     how.add_argument("--dry-run", action="store_true", help="print the requests, with every cell; AWS is not asked")
+    tags.add_arguments(parser)
     cost = parser.add_argument_group("cost estimate")
     cost.add_argument("--hours-per-cell", type=float, metavar="H", help="default: from measured speeds")
     cost.add_argument("--price-per-vcpu-hour", type=float, metavar="USD")
@@ -436,6 +442,8 @@ def main():
         check(options)
         matrix = make_cells(options)
         check_names(matrix)
+        if not any(pair.startswith("WANDB_TAGS=") for pair in options.env):
+            options.env += [f"{name}={value}" for name, value in tags.variables_of(matrix, options).items()]
         check_secrets(matrix, read_variables(options.env))
         if options.dry_run:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`

@@ -25,6 +25,7 @@ import difflib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -204,6 +205,27 @@ def near(name, known):
     return f"did you mean {' or '.join(matches)}?" if matches else f"known: {', '.join(sorted(known))}"
 
 
+def readable(value, distribution):
+    """A suggested value as it is passed on: to a thousandth of its range or less, and to four digits of a logarithm."""
+    if not isinstance(distribution, optuna.distributions.FloatDistribution) or distribution.single():
+        return value
+    low, high, step = distribution.low, distribution.high, distribution.step
+    places = 3 - math.floor(math.log10(high - low)) if step is None else 12
+    if distribution.log:
+        places = max(places, 3 - math.floor(math.log10(value)))
+    return min(max(round(value, places), low), high)
+
+
+def with_readable(params, trial):
+    """The hyperparameters of `params_fn` with the suggested ones among them made readable."""
+    suggested = {
+        trial.params[name]: readable(trial.params[name], trial.distributions[name])
+        for name in trial.params
+        if isinstance(trial.params[name], float)
+    }
+    return {name: suggested.get(value, value) if isinstance(value, float) else value for name, value in params.items()}
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)
@@ -371,7 +393,7 @@ class Tuner:
         """Ask for hyperparameters and prepare the runs of a trial, seed by seed; None if params_fn rejects them."""
         trial = study.ask()
         try:
-            params = self.params_fn(trial)
+            params = with_readable(self.params_fn(trial), trial)
             argv = self.arguments(params)
             total = {name.strip("-").replace("-", "_"): params[name] for name in params}.get("total_timesteps")
             begun_with = study.user_attrs.get("total_timesteps") if self.count(study) else None
@@ -599,7 +621,7 @@ class Tuner:
         best = study.best_trial
         print(f"Best score {best.value:.4g}, trial {best.number}, in {self.trial_folder(best)}:")
         for name, value in best.params.items():
-            print(f"  {name}: {value}")
+            print(f"  {name}: {readable(value, best.distributions[name])}")
         print("To train with it:")
         for env_id in self.target_scores:
             command = ["python", str(self.script), "--env-id", env_id, "--seed", "1", *best.user_attrs["arguments"]]

@@ -104,4 +104,4 @@ def main(options: Options):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(tyro.cli(Options, prog="python -m benchmark.speed"))

@@ -50,4 +50,4 @@ def main(options):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(tyro.cli(Options, prog="python -m benchmark.speed.apex", description=__doc__))

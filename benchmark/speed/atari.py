@@ -68,4 +68,4 @@ def main(options):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(tyro.cli(Options, prog="python -m benchmark.speed.atari", description=__doc__))

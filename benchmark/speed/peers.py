@@ -118,4 +118,4 @@ def main(peer: str, steps: int, skip: int, seed: int = 1):
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, prog="python -m benchmark.speed.peers")

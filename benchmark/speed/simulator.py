@@ -80,4 +80,4 @@ def main(options):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(tyro.cli(Options, prog="python -m benchmark.speed.simulator", description=__doc__))

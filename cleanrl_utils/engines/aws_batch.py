@@ -4,7 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
-from cleanrl_utils import fail
+from cleanrl_utils import counted, fail
 from cleanrl_utils.engines import cells
 from cleanrl_utils.engines.queues import follow, forget_failures, name_of, write_lists
 
@@ -76,11 +76,24 @@ def states_of(client, tasks):
     return {task: found.get(task) or found.get(task.split(":")[0]) or gone for task in tasks}
 
 
+def read_records(client, folder):
+    """What was submitted. A job that its start was killed before it could write it down is looked up by its name."""
+    for path in sorted(folder.glob("*.json")):
+        record = cells.read_json(path)
+        if record and not record["job"]:
+            named = [{"name": "JOB_NAME", "values": [path.stem]}]
+            found = client.list_jobs(jobQueue=record["queue"], filters=named)["jobSummaryList"]
+            newest = max(found, key=lambda job: job.get("createdAt", 0), default={})
+            record["job"] = newest.get("jobId")
+        if record and record["job"]:
+            yield record
+
+
 def submit(client, matrix_path, board, options):
     """Submit what is missing and not in the queue already; index of a cell -> task, and the jobs."""
     with (board.folder / "aws-batch" / "lock").open("a") as file:  # one start at a time looks and submits
         cells.fcntl.flock(file, cells.fcntl.LOCK_EX)
-        records = [cells.read_json(path) for path in sorted((board.folder / "aws-batch").glob("*.json"))]
+        records = list(read_records(client, board.folder / "aws-batch"))
         places, jobs = {}, {}
         for record in records:
             earlier = {index: task for index, task in places_of(board, record).items() if board.states[index] != "done"}
@@ -92,12 +105,14 @@ def submit(client, matrix_path, board, options):
         missing = [index for index in board.todo() if index not in places]
         forget_failures(board, missing)
         for part, path in write_lists(matrix_path, board, missing, LARGEST_ARRAY, cwd=options.aws_workdir):
-            job = client.submit_job(**request_for(path, len(part), options))["jobId"]
-            record = {"job": job, "cells": [board.cells[index]["id"] for index in part]}
-            cells.write_json(board.folder / "aws-batch" / f"{name_of(path)}.json", record)
+            request, place = request_for(path, len(part), options), board.folder / "aws-batch" / f"{name_of(path)}.json"
+            record = {"job": None, "queue": request["jobQueue"], "cells": [board.cells[index]["id"] for index in part]}
+            cells.write_json(place, record)  # before it is sent, or nobody would know of it if this is killed
+            record["job"] = job = client.submit_job(**request)["jobId"]
+            cells.write_json(place, record)
             places |= places_of(board, record)
             jobs[job] = None
-            print(f"Submitted job {job} with {len(part)} tasks", flush=True)
+            print(f"Submitted job {job} with {counted(len(part), 'task')}", flush=True)
     return places, list(jobs)
 
 
@@ -130,7 +145,7 @@ def run(matrix_path, board, options):
         places, jobs = submit(client, matrix_path, board, options)
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
         fail(f"AWS Batch: {error}")
-    print(f"In the queue: {len(places)} cells in jobs {', '.join(jobs)}", flush=True)
+    print(f"In the queue: {counted(len(places), 'cell')} in jobs {', '.join(jobs)}", flush=True)
     seen = {}
 
     def look():

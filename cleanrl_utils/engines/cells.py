@@ -228,6 +228,7 @@ def main():
     if len(sys.argv) == 4:
         die_with(int(sys.argv[3]))
     os.chdir(matrix["cwd"])
+    os.environ.update(matrix.get("variables", {}))
     cell = matrix["cells"][int(sys.argv[2])]
     sys.exit(run_cell(cell, path.parent / cell["id"]))
 

@@ -11,6 +11,7 @@ import statistics
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cleanrl_utils import counted
 from cleanrl_utils.engines import cells, s3_worker
 
 
@@ -76,7 +77,9 @@ def hours_of(matrix, measured, local, given=None):
     line += f" (steps / speed of {', '.join(sorted(sources))})" if sources else ""
     if unknown:
         count = len(hours) - len(known)
-        line += f"; no measured speed for {count} cells of {', '.join(sorted(unknown))}: give --hours-per-cell"
+        line += (
+            f"; no measured speed for {counted(count, 'cell')} of {', '.join(sorted(unknown))}: give --hours-per-cell"
+        )
     return hours, line
 
 
@@ -155,10 +158,11 @@ def lines_of(hours, hours_line, price, price_line, attempts, timeout):
         yield f"  estimate: {amount} = ${sum(known) * price:.2f}"
     else:
         missing = cells_number - len(known)
-        more = f" + {missing} cells x unknown hours x {cost}" if missing else ""
+        unknown = f"{counted(missing, 'cell')} x unknown hours x {cost}"
+        more = f" + {unknown}" if missing else ""
         least = f", so more than ${sum(known) * price:.2f}" if known and price is not None else ""
-        yield f"  estimate: {f'{amount}{more}' if known else f'{missing} cells x unknown hours x {cost}'}{least}"
-    bound = f"{cells_number} cells x {attempts} attempts x {timeout:g} h x {cost}"
+        yield f"  estimate: {f'{amount}{more}' if known else unknown}{least}"
+    bound = f"{counted(cells_number, 'cell')} x {counted(attempts, 'attempt')} x {timeout:g} h x {cost}"
     most = "" if price is None else f" = ${cells_number * attempts * timeout * price:.2f}"
     yield f"  upper bound: {bound}{most}, if every attempt lasts as long as the timeout"
     yield "  This is for machines that are full of cells; storage, traffic, logs and images cost extra."

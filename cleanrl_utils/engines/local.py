@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 from fractions import Fraction
 
+from cleanrl_utils import counted
 from cleanrl_utils.engines import cells
 from cleanrl_utils.engines.matrix import command_of
 
@@ -181,5 +182,5 @@ def run(matrix_path, board, options):
             board.draw()
     board.clear()
     wall = time.time() - begun
-    print(f"{workers} workers, busy {sum(alive) / (workers * wall):.1%} of {timedelta(seconds=int(wall))}")
+    print(f"{counted(workers, 'worker')}, busy {sum(alive) / (workers * wall):.1%} of {timedelta(seconds=int(wall))}")
     return stopping.is_set()

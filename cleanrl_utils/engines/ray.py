@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from cleanrl_utils import fail
+from cleanrl_utils import counted, fail
 from cleanrl_utils.engines import cells
 from cleanrl_utils.engines.board import stop_signals
 from cleanrl_utils.engines.matrix import command_of
@@ -59,7 +59,7 @@ def start(options):
         gpus = options.gpus_per_cell if has.get("GPU") else 0
     room = min(has.get("CPU", 0) / cpus if cpus else math.inf, has.get("GPU", 0) / gpus if gpus else math.inf)
     if room < min(options.workers, 1e9):
-        print(f"The cluster has room for {int(room)} cells at a time now; the others wait", flush=True)
+        print(f"The cluster has room for {counted(int(room), 'cell')} at a time now; the others wait", flush=True)
     threads = str(max(1, int(cpus)))
     limits = dict.fromkeys(("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NPROC"), threads)
     if 0 < gpus < 1:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from cleanrl_utils import fail
+from cleanrl_utils import counted, fail
 from cleanrl_utils.engines import cells
 from cleanrl_utils.engines.matrix import command_of
 from cleanrl_utils.engines.queues import NAME, follow, forget_failures, name_of, write_lists
@@ -31,6 +31,9 @@ def add_arguments(parser):
         "--slurm-ntasks", type=int, default=1, metavar="N", help="Slurm's --ntasks of a cell (default: 1)"
     )
     group.add_argument("--slurm-nodes", type=int, metavar="N", help="Slurm's --nodes of a cell (default: not said)")
+    group.add_argument(
+        "--slurm-requeues", type=int, default=100, metavar="N", help="times that a task is started again (default: 100)"
+    )
     group.add_argument("--slurm-detach", action="store_true", help="submit and leave; started again, it follows")
 
 
@@ -50,6 +53,8 @@ def fill(template, values):
 def script_for(list_path, number, board, options):
     """The script for sbatch."""
     gpus, tasks = options.slurm_gpus_per_task, options.slurm_ntasks
+    if options.slurm_requeues < 0:
+        fail("--slurm-requeues must be at least 0")
     command = shlex.join(command_of(list_path, 0)[:-1])
     values = {
         "name": name_of(list_path),
@@ -57,6 +62,7 @@ def script_for(list_path, number, board, options):
         "command": f'{command} "$SLURM_ARRAY_TASK_ID"',
         "logs": board.folder.resolve() / "slurm",
         "nodes": options.slurm_nodes,
+        "requeues": options.slurm_requeues,
         "ntasks": tasks,
         "gpus_per_task": gpus or None,
         "cpus_per_gpu": math.ceil(options.slurm_total_cpus / (gpus * tasks)) if gpus else None,
@@ -123,7 +129,7 @@ def submit(matrix_path, board, options, lists):
                 fail(f"{shlex.join(command)}: {done.stderr.strip()}")
             job = done.stdout.strip().split(";")[0]
             places |= {index: (job, str(task)) for task, index in enumerate(part)}
-            print(f"Submitted job {job} with {len(part)} tasks", flush=True)
+            print(f"Submitted job {job} with {counted(len(part), 'task')}", flush=True)
     return places
 
 
@@ -142,10 +148,8 @@ def run(matrix_path, board, options):
     logs.mkdir(parents=True, exist_ok=True)
     places = submit(matrix_path, board, options, lists)
     jobs = sorted({job for job, _ in places.values()}, key=int)
-    print(
-        f"In the queue: {len(places)} cells in jobs {', '.join(jobs)}; to cancel them: scancel {' '.join(jobs)}",
-        flush=True,
-    )
+    places_line = f"In the queue: {counted(len(places), 'cell')} in jobs {', '.join(jobs)}"
+    print(f"{places_line}; to cancel them: scancel {' '.join(jobs)}", flush=True)
 
     def look():
         queue = read_queue(board, lists)

@@ -35,7 +35,12 @@ for attempt in 1 2 3 4 5 6; do
     [ "$code" = 75 ] || break
     state=$(scontrol show job --oneliner "$task" 2> /dev/null | grep -o 'JobState=[A-Z_]*')
     case ${state#JobState=} in
-        RUNNING | TIMEOUT | PREEMPTED) scontrol requeue "$task" && break ;;
+        RUNNING | TIMEOUT | PREEMPTED)
+            if [ "${SLURM_RESTART_COUNT:-0}" -ge {{requeues}} ]; then
+                echo "task $task is left: it was started again {{requeues}} times (--slurm-requeues)"
+                exit 1 # not 75, on which Slurm itself may be told to requeue
+            fi
+            scontrol requeue "$task" && break ;;
         ?*) break ;;
     esac
     sleep 10 # the controller does not answer

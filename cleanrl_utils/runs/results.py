@@ -308,6 +308,8 @@ def of_commit(run, commit):
 @lru_cache
 def published(path=REFERENCE):
     """The published scores in a CSV; those that are not returns are left out."""
+    if path == REFERENCE and not path.is_file():  # it is of a clone, not of an installed distribution
+        return []
     with Path(path).open(newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if row["score_mean"] and "not return" not in row["notes"]]
 

@@ -416,6 +416,7 @@ is_c51 = each(lambda name: family(name) == "c51" and name != "c51_atari_jax")  #
 
 
 def call_project(name, pmfs, rewards, terminated, support, gamma):
+    require_for(name)
     if uses(name, "torch"):
         array = torch.tensor
     else:

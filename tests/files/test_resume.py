@@ -86,6 +86,7 @@ def test_the_loop_looks_for_signals(name):
 @posix
 @each_text("Run")
 def test_ctrl_c_writes_a_checkpoint(name, tmp_path):
+    require_for(name)
     code, output = interrupt(name, smoke(name, total_timesteps=1000 * smoke_total(name)), tmp_path, signal.SIGINT, 0.3)
     assert code == 130 and "Traceback" not in output
     step, folder = re.search(r"Stopped at step (\d+)\. To continue: .* --resume (\S+)", output).groups()

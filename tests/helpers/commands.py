@@ -291,6 +291,8 @@ def check_paths(words, made, root):
         path = (value if equals and option.startswith("-") else word).split("::")[0]
         if not inside.fullmatch(path) or before in OUTPUT or option in OUTPUT or path in made:
             continue
+        if before in ("pull", "--repo-id"):  # a repository of the hub
+            continue
         if not glob.glob(str(root / path)):
             raise Wrong(f"{path} does not exist")
 

@@ -170,9 +170,9 @@ def test_runs_what_is_missing(folder):
     (folder / "trainer.py").write_text(TRAINER + "# edited\n")
     assert "2 cells, 0 done before" in finish(start(folder, "--num-seeds", 1, "--workers", 2))
     module = ["--command", f"{sys.executable} -m trainer", "--env-ids", "m", "--num-seeds", 1, "--workers", 1]
-    assert "1 cells, 0 done before" in finish(start(folder, *module))
+    assert "1 cell, 0 done before" in finish(start(folder, *module))
     (folder / "trainer.py").write_text(TRAINER + "# edited again\n")
-    assert "1 cells, 0 done before" in finish(start(folder, *module))
+    assert "1 cell, 0 done before" in finish(start(folder, *module))
 
 
 @pytest.mark.parametrize("victim", ["runner", "cell", "trainer"])

@@ -382,6 +382,50 @@ def test_terraform_names_only_what_is_there():
     assert versions.startswith("~> ")
 
 
+META = "for_each count depends_on lifecycle provider"
+ARGUMENTS = {  # of version 6 of the provider, by its documentation: those of a block, of the blocks in it, ...
+    "aws_batch_compute_environment": {
+        "": f"{META} name name_prefix region service_role state tags type unmanagedv_cpus",
+        "compute_resources": "allocation_strategy bid_percentage desired_vcpus ec2_key_pair image_id instance_role "
+        "instance_type max_vcpus min_vcpus placement_group security_group_ids spot_iam_fleet_role subnets tags type",
+        "ec2_configuration": "image_id_override image_kubernetes_version image_type",
+        "launch_template": "launch_template_id launch_template_name version",
+        "update_policy": "job_execution_timeout_minutes terminate_jobs_on_update",
+        "lifecycle": "create_before_destroy ignore_changes prevent_destroy",
+    },
+    "aws_batch_job_queue": {
+        "": f"{META} name priority region scheduling_policy_arn state tags",
+        "compute_environment_order": "compute_environment order",
+        "job_state_time_limit_action": "action max_time_seconds reason state",
+    },
+    "aws_batch_job_definition": {
+        "": f"{META} container_properties deregister_on_new_revision ecs_properties name node_properties parameters "
+        "platform_capabilities propagate_tags region scheduling_priority tags type",
+        "retry_strategy": "attempts",
+        "evaluate_on_exit": "action on_exit_code on_reason on_status_reason",
+        "timeout": "attempt_duration_seconds",
+    },
+}
+
+
+def arguments(body, inside=""):
+    """(block, argument) of a resource; of a block in it, which the parser has as a list of dictionaries, too."""
+    for name, value in body.items():
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for item in value:
+                yield from arguments(item, name)
+        else:
+            yield inside, name
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_terraform_arguments_of_batch(kind):
+    """Their names have changed with version 6 of the provider: compute_environment_name is name since."""
+    known = {(block, name) for block, names in ARGUMENTS[kind].items() for name in names.split()}
+    used = {pair for (which, _), body in blocks("resource").items() if which == kind for pair in arguments(body)}
+    assert used and used <= known, used - known
+
+
 VALUES = {"region": "us-east-1", "bucket": "my-runs", "image_tag": "0123abc"}
 SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb-AbCdEf"
 

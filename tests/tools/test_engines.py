@@ -260,9 +260,16 @@ def test_slurm_requeues_what_was_interrupted(slurm):
     flags = "--env-ids", "again", *SLURM_FLAGS, "--workers", 4, "--start-seed", 2
     (job,) = re.findall(r"Submitted job (\d+)", place.run(*flags, "--slurm-detach", command=command))
     log = place.run(*flags, command=command)
-    assert f"1 cells in jobs {job};" in log and "Submitted" not in log and "1 of 1 done" in log
+    assert f"1 cell in jobs {job};" in log and "Submitted" not in log and "1 of 1 done" in log
     place.check("again-2", 40, 2)
     assert re.findall(r"start (\d)", task_log(place, f"{job}_0")) == ["1", "2"]
+
+    flags = "--env-ids", "never", *SLURM_FLAGS, "--workers", 4, "--slurm-requeues", 1
+    log = place.run(*flags, command=command, code=1)
+    (job,) = re.findall(r"Submitted job (\d+) with 1 task\n", log)
+    assert "0 of 1 done, 0 running, 1 failed" in log and "left the queue without a result" in log
+    assert len(place.pids("never-1")) == 2 and "is left: it was started again 1 times" in task_log(place, f"{job}_0")
+    assert "--slurm-requeues must be" in place.run(*flags[:-1], -1, "--workers", 0, code=2)
 
 
 def test_slurm_loses_slurmd_and_the_runner(slurm):
@@ -492,11 +499,47 @@ def test_aws_batch(batch, tmp_path):
     for seed in (1, 2):
         place.check(f"quick-{seed}", 1, 1)
 
+    check_lost_submission(place, jobs, flags)
+
     jobs("succeed")
     log = place.run("--env-ids", "quick", *flags[3:], "--workers", 1, seeds=2)
     assert "2 of 2 done" in log and "Submitted" not in log
     log = place.run("--env-ids", "other", *flags[3:], "--workers", 1, code=1)
-    assert "with 1 tasks" in log and "is SUCCEEDED, without a result" in log
+    assert "with 1 task\n" in log and "is SUCCEEDED, without a result" in log
+
+
+DYING = """
+import os, sys
+from cleanrl_utils import benchmark
+from cleanrl_utils.engines import aws_batch
+
+write, told = aws_batch.cells.write_json, []
+
+def die(path, value):
+    if value.get("job"):
+        os._exit(9)
+    write(path, value)
+
+aws_batch.cells.write_json = die
+benchmark.main()
+"""
+
+
+def check_lost_submission(place, jobs, flags):
+    """Killed after a submission was sent and before its answer was written down: the next start finds the job."""
+    jobs("stay")
+    (place.folder / "dying.py").write_text(DYING)
+    words = ["--command", "python tiny.py", "--num-seeds", "1", "--env-ids", "quick", "fail", "lost", *flags[3:]]
+    command = [sys.executable, "dying.py", *map(str, words), "--workers", "1"]
+    assert subprocess.run(command, cwd=place.folder, env=place.env, check=False).returncode == 9
+    records = [json.loads(path.read_text()) for path in place.folder.glob("runs/.benchmark/aws-batch/*.json")]
+    (lost,) = [record for record in records if record["job"] is None]
+    assert [cell.split("__")[0] for cell in lost["cells"]] == ["fail", "lost"]
+    process = place.start("--env-ids", "quick", "fail", "lost", *flags[3:], "--workers", 1)
+    (job,) = wait_for(lambda: re.findall(r"2 cells in jobs (\S+)\n", place.log()), "the job that was sent")
+    assert "Submitted" not in place.log()
+    process.terminate()
+    assert process.wait(300) == 75 and f"--job-id {job}" in place.log(), place.log()
 
 
 def test_aws_batch_refuses(batch, tmp_path):

@@ -29,9 +29,10 @@ def test_extras():
     for extra in extras:
         assert re.search(rf"[\[,]{extra}[\],]|\b{extra} is the same", page), f"installation.md does not install {extra}"
     for path in (ROOT / "requirements").glob("requirements-*.txt"):
-        extra = path.stem.removeprefix("requirements-")
+        extra = path.stem.removeprefix("requirements-").replace("_", "-")
         assert extra in extras and path.read_text() == f"-e .[{extra}]\n"
         assert f"`{extra}`" in page or path.name in page, f"installation.md does not name {path.name}"
+    assert (ROOT / "requirements/requirements-memory_gym.txt").is_file(), "as the original has it"
     assert (ROOT / "requirements/requirements.txt").read_text() == "-e .\n"
 
 

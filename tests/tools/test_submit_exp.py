@@ -733,11 +733,11 @@ def test_hours_come_from_measured_speeds(tmp_path, monkeypatch):
     assert hours == [1.0, 500 / 36] and "14.9 h in all (steps / speed of runs of this machine" in line
     known = {("ppo.py", "CartPole-v1"): 20.0, ("ppo.py", "Acrobot-v1"): 5.0}
     hours, line = costs.hours_of([quick, other], known, {("ppo.py", "CartPole-v1"): 1.0})
-    assert hours == [0.5, None] and "no measured speed for 1 cells of dqn.py" in line
+    assert hours == [0.5, None] and "no measured speed for 1 cell of dqn.py" in line
     lines = list(costs.lines_of(hours, line, 0.1, "price", 4, 24))
-    assert lines[2] == "  estimate: 0.5 h x $0.1 + 1 cells x unknown hours x $0.1, so more than $0.05"
+    assert lines[2] == "  estimate: 0.5 h x $0.1 + 1 cell x unknown hours x $0.1, so more than $0.05"
     lines = list(costs.lines_of([0.5], line, None, "unknown", 4, 24))
-    assert lines[2] == "  estimate: 0.5 h x unknown" and "1 cells x 4 attempts x 24 h x unknown, if" in lines[3]
+    assert lines[2] == "  estimate: 0.5 h x unknown" and "1 cell x 4 attempts x 24 h x unknown, if" in lines[3]
 
     from torch.utils.tensorboard import SummaryWriter
 

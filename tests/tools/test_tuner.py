@@ -160,10 +160,38 @@ def test_the_example_of_the_release_post(tmp_path, monkeypatch):
     for run_dir in run_dirs:
         args = json.loads((run_dir / "args.json").read_text())
         for name, value in (trial.params | {"total-timesteps": 2400, "num-envs": 4}).items():
-            assert args[name.replace("-", "_")] == value, name
+            assert args[name.replace("-", "_")] == pytest.approx(value, abs=1e-3), name
         low = {"CartPole-v1": 0, "Acrobot-v1": -500}[args["env_id"]]
         scores.append((read_scalars(run_dir)["charts/episodic_return"][-50:, 1].mean() - low) / 500)
     assert trial.value == pytest.approx(np.mean(scores))
+
+
+def test_suggested_values_are_readable(tune, capsys):
+    """Rounded to less than a thousandth of the range, and within it; what was not suggested stays."""
+    Path("digits.py").write_text(SCRIPT.replace("class Args", "class Flags"))  # takes any flag
+    study = tune(
+        lambda trial: {
+            "x": trial.suggest_float("x", 1, 2),
+            "learning_rate": trial.suggest_float("learning_rate", 3e-4, 3e-3, log=True),
+            "gamma": trial.suggest_float("gamma", 0.9, 0.99995, log=True),
+            "half": trial.suggest_float("half", 0, 2, step=0.1),
+            "own": 1 / 3,
+            "which": trial.suggest_categorical("which", [1 / 7, 0.25]),
+        },
+        script="digits.py",
+    )
+    (trial,) = study.trials
+    argv = infos()[0]["argv"]
+    values = {name.removeprefix("--"): float(value) for name, value in zip(argv[::2], argv[1::2]) if name != "--env-id"}
+    assert values["own"] == 1 / 3 and values["which"] == trial.params["which"]
+    for name, digits in ("x", 4), ("learning_rate", 4), ("half", 2):
+        assert values[name] == pytest.approx(trial.params[name], rel=2e-3)
+        assert len(f"{values[name]!r}".replace(".", "").lstrip("0")) <= digits, name
+    assert abs(values["gamma"] - trial.params["gamma"]) <= 1e-5 and 0.9 <= values["gamma"] <= 0.99995
+    output = capsys.readouterr().out
+    assert (
+        f"  learning_rate: {values['learning_rate']}\n" in output and str(trial.params["learning_rate"]) not in output
+    )
 
 
 def test_flags_as_the_script_reads_them(tune):
