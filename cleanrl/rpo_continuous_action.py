@@ -267,14 +267,30 @@ def parse_args():
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
+    if not hasattr(gym.vector, "AutoresetMode"):
+        fail(f"gymnasium {gym.__version__} is too old for this: pip install 'gymnasium>=1.2'")
     args.save_model |= args.upload_model
     return args
+
+
+def unknown(env_id, error):
+    """Of an environment that Gymnasium does not know: which file plays Atari games, or the names that are nearly it."""
+    import difflib
+
+    atari, family = "ale_py" in sys.modules, Path(__file__).stem.split("_")[0]
+    if re.match("ALE/|.+NoFrameskip-v|.+-ram", env_id) and not atari:
+        return f"{env_id} is an Atari game: {family if family in ('dqn', 'c51', 'sac') else 'ppo'}_atari.py for those"
+    known = [name for name, spec in gym.registry.items() if str(spec.entry_point).startswith("ale_py") == atari]
+    near = difflib.get_close_matches(env_id, known, 3, 0.8)
+    return str(error).partition(" Did you mean")[0] + f" Did you mean {' or '.join(near)}?" * bool(near)
 
 
 def try_envs(args, *options):
     """A first look at the environment, before anything is written."""
     try:
         envs = make_envs(*options)
+    except gym.error.UnregisteredEnv as error:
+        fail(unknown(args.env_id, error))
     except (gym.error.Error, ImportError) as error:
         fail(error)
     if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", []):
@@ -447,6 +463,8 @@ class Run:
             sys.exit(75 if signal.SIGTERM in self.signals else 130)  # after 75, schedulers start a job again
 
     def close(self, eval_returns=()):
+        for model in self.dir.glob("model.safetensors"):  # which safetensors makes for its owner alone
+            model.chmod((self.dir / "args.json").stat().st_mode)
         for i, episodic_return in enumerate(eval_returns):
             self.writer.add_scalar("eval/episodic_return", episodic_return, i)
         if len(eval_returns):

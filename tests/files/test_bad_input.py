@@ -20,7 +20,7 @@ from helpers.files import (
     step_sizes,
     uses,
 )
-from helpers.processes import run
+from helpers.processes import RUN, run
 from helpers.refusals import assert_stops_on_non_finite_loss, hiding, refuse, refuse_all
 
 BAD_SIZES = {
@@ -126,6 +126,22 @@ def test_bad_sizes_wrong_spaces_and_unknown_environments(name, tmp_path):
 @each_text("FrameReplay", which=lambda name: "counted in 32 bits" in script(name).read_text())
 def test_more_frames_than_32_bits_count(name, tmp_path):
     assert "--total-timesteps" in refuse(name, *smoke(name, total_timesteps=2**31), cwd=tmp_path)
+
+
+@each_text("unknown")
+def test_names_of_games_and_names_that_are_nearly_right(name, tmp_path):
+    near, game, far = refuse_all(
+        name, [["--env-id", env] for env in ("Cartpole-v1", "ALE/Pong-v5", "Nope-v5")], tmp_path
+    )
+    assert near.endswith("doesn't exist. Did you mean CartPole-v1 or CartPole-v0?")
+    other = re.fullmatch(rf"{name}\.py: ALE/Pong-v5 is an Atari game: (\w+)\.py for those", game)[1]
+    assert uses(other, "ale_py") and far.endswith("doesn't exist.")
+
+
+@each_text("parse_args")
+def test_a_gymnasium_that_is_too_old(name, tmp_path):
+    line = refuse(name, cwd=tmp_path, driver="import gymnasium.vector as v; del v.AutoresetMode\n" + RUN)
+    assert "too old" in line and "pip install 'gymnasium>=" in line
 
 
 @each_text("parse_args", "fail")

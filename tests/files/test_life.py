@@ -177,6 +177,7 @@ def test_life_of_a_run(name, tmp_path):
     assert all(flag in command for flag in argv)
     assert "numpy==" in (folder / "packages.txt").read_text()
     assert (folder / "commit.txt").exists()
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "args.json").stat().st_mode
     assert_model_in_checkpoint(folder, tmp_path, result["global_step"])
     assert len(list(folder.glob("checkpoint.*"))) == 1 and not list(folder.glob("*.tmp"))
     assert_goes_on(name, folder, result["kept"], tmp_path)
