@@ -18,8 +18,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a 
 
 from helpers.files import HELPERS, ROOT
 from helpers.forks import load_qt
+from helpers.processes import SHORT
 
 sys.path[:0] = [str(ROOT), str(HELPERS)]  # for `from cleanrl.ppo import gae`, and for probe_envs:NAME-v0
+os.environ |= SHORT  # what is compiled within a test
 load_qt()  # tests share a process
 
 # Fixtures of a module that take seconds: with --dist loadgroup, tests that share one run in one worker

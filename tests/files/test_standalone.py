@@ -1,5 +1,6 @@
 """A file imports nothing from the repository, and its PEP 723 header says what it needs; test_life.py runs it alone."""
 
+import functools
 import sys
 from importlib.metadata import packages_distributions, version
 
@@ -15,8 +16,11 @@ OPTIONAL = {"wandb", "moviepy", "huggingface_hub"}  # of flags: the file says so
 
 @each()
 def test_imports_nothing_from_the_repository(name):
-    ours = {path.name for path in ROOT.iterdir() if path.is_dir()} | {path.stem for path in ROOT.rglob("cleanrl*/*.py")}
+    ours = {path.name for path in ROOT.iterdir() if path.is_dir()} | {path.stem for path in ROOT.glob("cleanrl*/*.py")}
     assert not imports(script(name).read_text()) & (ours | set(FILES) | {"."})
+
+
+owners_of_modules = functools.cache(packages_distributions)
 
 
 @each()
@@ -30,7 +34,7 @@ def test_header_covers_imports(name):
     assert len(requirements) == len(block["dependencies"])
 
     require_for(name)
-    owners = packages_distributions() | {"PyQt5": ["PyQt5-Qt5"]}  # it has no Python code
+    owners = owners_of_modules() | {"PyQt5": ["PyQt5-Qt5"]}  # it has no Python code
     modules = imports(source) - set(sys.stdlib_module_names) - OPTIONAL
     if "torch.utils.tensorboard" in source:
         modules.add("tensorboard")  # torch's writer imports it

@@ -25,12 +25,13 @@ def environment(gpu=False, **changes):
     env |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/jax")}  # a run takes what another has compiled
     env |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     # compiles in half the time, for runs that are short; others take `variables=LONG`
-    env |= {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+    env |= SHORT
     if not gpu:
         env |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     return {key: value for key, value in (env | changes).items() if value is not None}
 
 
+SHORT = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 LONG = {"XLA_FLAGS": "--xla_backend_optimization_level=1"}  # for runs of many steps, and less rounding
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from cleanrl_utils.runs.results import load as load_runs
 from helpers.files import FILES, ROOT, load, require, require_for, script, smoke, uses
-from helpers.processes import environment, finish, run, run_dir, run_module, start
+from helpers.processes import environment, finish, in_short, run, run_dir, run_module, start
 from helpers.scalars import raw_scalars, tensorboard_scalars
 from helpers.synthetic_runs import write_run
 
@@ -101,7 +101,8 @@ SLOW = [pytest.param("ppo_procgen", marks=pytest.mark.slow)]  # whose environmen
 @pytest.mark.parametrize("name", [name for name in PLAYED if name in FILES] + SLOW)
 def test_plays(name, tmp_path):
     require_for(name)
-    run(script(name), *smoke(name, **{"total_timesteps": 256} if "atari" in name else {}), "--save-model", cwd=tmp_path)
+    argv = [*smoke(name, **{"total_timesteps": 256} if "atari" in name else {}), "--save-model"]
+    run(script(name), *argv, cwd=tmp_path, **in_short(name))
     folder = run_dir(tmp_path).relative_to(tmp_path)
     kind = "torch" if uses(name, "torch") else "jax"
     number = 10 if name in ("ppo", "sac_continuous_action_jax") else 3  # 10 is what is not asked for
