@@ -1,5 +1,6 @@
 """What is known of the cells while they run, here or elsewhere."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -33,8 +34,9 @@ class Board:
                 return
             self.states[index] = state
             if state == "done":
-                done = cells.read_json(self.folder / self.cells[index]["id"] / "done.json")
-                self.seconds.append(done["seconds"] if done else 0.0)
+                with contextlib.suppress(OSError):  # such as too many open files: one cell less for the estimate
+                    done = cells.read_json(self.folder / self.cells[index]["id"] / "done.json")
+                    self.seconds.append(done["seconds"] if done else 0.0)
             if state in ("done", "failed", "interrupted"):
                 self.clear()
                 self.say(f"{state:11} {shlex.join(self.cells[index]['command'])}{note and f' ({note})'}\n")

@@ -140,7 +140,9 @@ def run(matrix_path, board, options):
                     code, errors = start(index, slot, env)
                 except Exception as error:  # such as too many open files: a cell that was not run has failed
                     code, errors = 1, repr(error)
-            record = cells.read_json(board.folder / board.cells[index]["id"] / "begun.json") or {}
+            record = {}
+            with contextlib.suppress(OSError):  # as above; what is lost is only how busy the workers were
+                record = cells.read_json(board.folder / cell["id"] / "begun.json") or {}
             if record.get("ended", 0) >= began:
                 alive.append(min(record["last_seconds"], time.time() - began))
             again = code == cells.INTERRUPTED or code > 128

@@ -12,10 +12,12 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cleanrl_utils.engines import cells, local
+from cleanrl_utils.engines.board import Board
 from helpers.files import FILES, ROOT, script
 from helpers.processes import environment
 from helpers.scalars import raw_scalars
@@ -314,6 +316,19 @@ def test_a_cell_that_cannot_be_started(folder):
     path = next(folder.glob("runs/.benchmark/*/done.json"))
     path.write_text("")  # as a power cut may leave it: not done
     finish(start(folder, *argv, "--workers", 2))
+
+
+def test_records_that_cannot_be_read(tmp_path, monkeypatch):
+    """The cell is done all the same, and its worker takes the next one."""
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(local, "command_of", lambda *arguments: ["true"])
+    board = Board({"cells": [{"id": name, "command": [name]} for name in "abc"]}, tmp_path, 1)
+    for name in "abc":
+        for record in ("begun.json", "done.json"):
+            (tmp_path / name / record).mkdir(parents=True)
+    options = SimpleNamespace(workers=1, gpus_per_cell=0, retries=0, stop_after=0, mps=False)
+    assert not local.run(tmp_path / "matrix.json", board, options)
+    assert board.states == ["done"] * 3
 
 
 def test_ppo(tmp_path):
