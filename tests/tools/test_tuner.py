@@ -296,7 +296,8 @@ def test_a_hopeless_trial_is_pruned(tune):
     assert study.trials[2].intermediate_values == {1: pytest.approx(0.1), 2: pytest.approx(0.2)}
     pruned = infos("runs/s/trial-0002")
     pids = [pid for info in pruned for pid in info["pids"]]
-    assert len(pids) == 4 and not any(map(alive, pids)) and not any("ended" in info for info in pruned)
+    wait_until(lambda: not any(map(alive, pids)))
+    assert len(pids) == 4 and not any("ended" in info for info in pruned)
 
 
 def test_failures_do_not_end_a_study(tune, capfd):
@@ -398,7 +399,7 @@ def test_interrupt_stops_the_scripts(tune):
 
     with pytest.raises(KeyboardInterrupt):
         tune(params_fn, 2, workers=2)
-    assert not any(map(alive, infos()[0]["pids"]))
+    wait_until(lambda: not any(map(alive, infos()[0]["pids"])))  # a process lives for a moment after its SIGKILL
     study = tune(lambda trial: {"x": 1}, 2)
     assert states(study) == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
 
