@@ -7,6 +7,7 @@ hashes; so the tests of reproducibility, of a file alone and of what is missing 
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -36,11 +37,11 @@ def load_qt():
 class Fork:
     """The part of subprocess.Popen that the tests use."""
 
-    def __init__(self, server, argv, cwd, code=None, env=None):
+    def __init__(self, server, argv, cwd, code=None, env=None, alone=False):
         self.args, self.returncode = argv, None
         self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]
         self.status, status = os.pipe()
-        request = json.dumps({"argv": argv, "cwd": str(cwd), "code": code, "env": env}).encode()
+        request = json.dumps({"argv": argv, "cwd": str(cwd), "code": code, "env": env, "alone": alone}).encode()
         socket.send_fds(server, [request], [*(file.fileno() for file in self.files), status])
         os.close(status)
         self.pid = self.read()
@@ -123,9 +124,22 @@ def send(fd, number):
     os.write(fd, number.to_bytes(4, "little", signed=True))
 
 
+def enter_network():
+    """From now on, this process is in a network of its own, with nothing but the loopback."""
+    import fcntl
+    import struct
+
+    if ctypes.CDLL(None).unshare(0x40000000):  # CLONE_NEWNET
+        raise OSError("no network of its own")
+    with socket.socket() as any_socket:  # SIOCSIFFLAGS: lo is up and running
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14s", b"lo", 0x41, b""))
+
+
 def prepare(request):
     """Make this fork look as if it had been started for its request; returns the code that it is to run."""
     os.chdir(request["cwd"])
+    if request["alone"]:
+        enter_network()
     sys.argv = request["argv"]
     sys.orig_argv = [sys.executable, *sys.argv]
     sys.path[0] = os.path.dirname(sys.argv[0])
@@ -178,6 +192,8 @@ if __name__ == "__main__":
     for name in sys.argv[2:]:
         with contextlib.suppress(ImportError):  # a test that needs it says so
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # forks do not collect, and so do not copy, what was loaded before them
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request:
         finish(prepare(request), globals())

@@ -80,10 +80,12 @@ def start(path, *argv, cwd, env=None, driver=None, variables=None, alone=False):
     """Start a script, or the code `driver` for it; as a fork in the usual environment, which `variables` may change, or
     in that of a script on its own."""
     argv, modules = [str(path), *map(str, argv)], imports(Path(path).read_text())
-    if env is None and hasattr(os, "fork") and "ray" not in modules:
+    ray = "ray" in modules
+    forked = env is None and hasattr(os, "fork")
+    if forked and (not ray or private_network()[:3] == ["unshare", "--net", sys.executable]):
         server = fork_server("torch" if "torch" in modules else "jax", alone)
         env = variables and environment(**variables)
-        return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver, env)
+        return forks.Fork(server, ["-c", *argv] if driver else argv, cwd, driver, env, ray)
     command = [*python(path), *(["-c", driver] if driver else []), *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     env = env or (environment_alone() if alone else environment(**variables or {}))
@@ -207,7 +209,7 @@ def short_games(name, frames=160):
     """The code that shortens the games of a file, those of ALE to so many frames; none for other files, and where
     actors are processes of their own."""
     games = [module for module in ("pettingzoo", "envpool", "ale_py") if uses(name, module)]
-    short = games and not uses(name, "ray") and "procgen" not in name  # whose games take no limit
+    short = games and "procgen" not in name  # whose games take no limit
     return f"GAMES, FRAMES = {games[0]!r}, {frames}\n{SHORT_GAMES}" if short else ""
 
 
