@@ -48,6 +48,9 @@ def pytest_addoption(parser):
     parser.addoption("--cpu-times", nargs="?", const=os.devnull, metavar="CSV", help=told)
 
 
+HANDLED = "SIGPIPE", "SIGINT", "SIGTERM"  # a tool that is called by a test may set them, and would end a later test
+
+
 def cpu_seconds(pid="self"):
     """Of a process, of all that it has waited for, and of its children that still run."""
     try:
@@ -63,7 +66,11 @@ def cpu_seconds(pid="self"):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     item.cpu_began = cpu_seconds() if item.config.getoption("cpu_times") else None
-    return (yield)
+    handlers = {name: signal.getsignal(getattr(signal, name)) for name in HANDLED if hasattr(signal, name)}
+    outcome = yield
+    for name, handler in handlers.items():
+        signal.signal(getattr(signal, name), handler)
+    return outcome
 
 
 @pytest.hookimpl(wrapper=True)
