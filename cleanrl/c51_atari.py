@@ -14,7 +14,8 @@ Differs from dqn_atari.py, as c51.py from dqn.py:
 5. learning rate 2.5e-4, and a copy every 10,000 steps.
 
 Differs from the paper:
-1. an episode cut off by a time limit is bootstrapped from its final observation.
+1. the clamp of probabilities; an episode cut off by a time limit is bootstrapped from its final observation;
+2. learning after 80,000 steps and a copy every 10,000, where the paper has 50,000 steps and 10,000 updates.
 
 Run: python c51_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """
@@ -69,7 +70,7 @@ class Args:
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
     seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    torch_deterministic: bool = True  # ask for deterministic operations on the GPU
     cuda: bool = True  # use the GPU if there is one
     cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
     track: bool = False  # mirror the run to Weights & Biases
@@ -188,7 +189,7 @@ class FrameReplay:
     def sample(self, batch_size):
         """Rows, and the frames (batch_size, stack_num + 1, height, width) of both observations."""
         first, count = self.window
-        # of a range that is known when a graph is captured; 2**62 is large enough for the remainder to be even
+        # a graph keeps the range it was captured with: one so large that the remainder is as good as uniform
         numbers = first + torch.randint(2**62, (batch_size,), device=self.window.device) % count
         rows = self.rows[numbers]
         return rows, self.frames[rows[:, : self.stack_num + 1]]
@@ -207,12 +208,15 @@ class FrameReplay:
         for path in self.folder.glob("replay-*.gz"):
             if int(path.stem[7:]) <= self.saved[0] - self.size:
                 path.unlink()  # of no use to the checkpoint that is there now
-        with gzip.open(self.folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
+        path = self.folder / f"replay-{ends[0]:012}.gz"
+        with gzip.open(path, "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
                 numbers = torch.arange(max(start, end - self.size), end)
                 blocks = [ring[block].cpu() for block in numbers.split(10_000)]  # not all at once on the device
                 np.save(file, torch.cat(blocks).numpy())
+        with open(path) as file:
+            os.fsync(file.fileno())
         self.saved = ends
         return ends
 
@@ -314,9 +318,12 @@ def parse_args():
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for flag in fields(Args):  # counts, sizes and periods
-        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        from_zero = flag.name in ("seed", "learning_starts", "top_quantiles_to_drop_per_net")
+        counts = flag.type is int and flag.default > 0 and not from_zero
         if counts and getattr(args, flag.name) < 1:
             fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    if not 0 <= args.seed < 2**30:
+        fail("--seed must be at least 0 and below 2**30: those above are for evaluation")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -356,7 +363,7 @@ class Run:
     def __init__(self, args, total_steps=None):
         """Open the folder, and write down all that it takes to repeat the run."""
         self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
-        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.saved, self.signals, self.over, self.shown = {}, [], False, 0
         self.recent_returns, self.returns = deque(maxlen=20), None
         signal.signal(signal.SIGTERM, self.stop)
         if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -382,7 +389,7 @@ class Run:
         (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
         os.replace(self.dir / "args.tmp", self.dir / "args.json")
         for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-            os.truncate(file, self.saved["events"].get(file.name, 0))
+            os.truncate(file, min(self.saved["events"].get(file.name, 0), file.stat().st_size))
         self.writer = SummaryWriter(self.dir)
         if not args.resume:
             table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
@@ -448,16 +455,20 @@ class Run:
     def save(self, state):
         """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
         torch.save(state, self.dir / "unfinished.tmp")
+        with open(self.dir / "unfinished.tmp") as file:
+            os.fsync(file.fileno())  # a power cut, too, leaves one of them
         os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
         self.send_films()
 
     def send_films(self):
-        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
-        for film in sorted(films):
-            import wandb
+        """Send to W&B what has been filmed since the last time; a resumed run, too, knows what that is."""
+        films, sent = sorted(self.dir.glob("videos/*.mp4")) if self.args.track else (), self.dir / "videos/sent.txt"
+        for film in films:
+            if not sent.exists() or film.name not in sent.read_text().split("\n"):
+                import wandb
 
-            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
-            self.sent.add(film)
+                wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+                sent.open("a").write(film.name + "\n")
 
     def log_episodes(self, global_step, reward, done):
         """Count what the environments' episodes have brought, and log those that end with this step."""
@@ -677,7 +688,7 @@ if __name__ == "__main__":
             actions = np.where(explore, actions, act(torch.from_numpy(obs)).cpu().numpy())
         lives = infos["lives"]
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
+        done = truncated | terminated & (infos["lives"] >= lives)  # a lost life leaves fewer, a new game as many
         run.log_episodes(global_step, reward, done)
         final_obs = next_obs
         if done.any():

@@ -59,11 +59,11 @@ class Args:
     batch_size: int = 256  # transitions per gradient step
     exploration_noise: float = 0.1  # deviation of the noise on actions, as a share of half their range
     learning_starts: int = 25_000  # environment steps before the first gradient step
-    policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
+    policy_frequency: int = 2  # gradient steps of the critic from one turn of the actor to the next
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
     seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    torch_deterministic: bool = True  # ask for deterministic operations on the GPU
     cuda: bool = True  # use the GPU if there is one
     cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
     track: bool = False  # mirror the run to Weights & Biases
@@ -181,7 +181,7 @@ class ReplayBuffer:
         self.new = []
 
     def sample(self, batch_size):
-        # of a range that is known when a graph is captured; 2**62 is large enough for the remainder to be even
+        # a graph keeps the range it was captured with: one so large that the remainder is as good as uniform
         indices = torch.randint(2**62, (batch_size,), device=self.rows.device) % self.filled
         obs, next_obs, action, reward, terminated = self.rows[indices].split(self.columns, dim=1)
         return obs, next_obs, action, reward.squeeze(1), terminated.squeeze(1)
@@ -253,9 +253,12 @@ def parse_args():
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for flag in fields(Args):  # counts, sizes and periods
-        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        from_zero = flag.name in ("seed", "learning_starts", "top_quantiles_to_drop_per_net")
+        counts = flag.type is int and flag.default > 0 and not from_zero
         if counts and getattr(args, flag.name) < 1:
             fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    if not 0 <= args.seed < 2**30:
+        fail("--seed must be at least 0 and below 2**30: those above are for evaluation")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -295,7 +298,7 @@ class Run:
     def __init__(self, args, total_steps=None):
         """Open the folder, and write down all that it takes to repeat the run."""
         self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
-        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.saved, self.signals, self.over, self.shown = {}, [], False, 0
         self.recent_returns, self.returns = deque(maxlen=20), None
         signal.signal(signal.SIGTERM, self.stop)
         if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -321,7 +324,7 @@ class Run:
         (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
         os.replace(self.dir / "args.tmp", self.dir / "args.json")
         for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-            os.truncate(file, self.saved["events"].get(file.name, 0))
+            os.truncate(file, min(self.saved["events"].get(file.name, 0), file.stat().st_size))
         self.writer = SummaryWriter(self.dir)
         if not args.resume:
             table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
@@ -387,16 +390,20 @@ class Run:
     def save(self, state):
         """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
         torch.save(state, self.dir / "unfinished.tmp")
+        with open(self.dir / "unfinished.tmp") as file:
+            os.fsync(file.fileno())  # a power cut, too, leaves one of them
         os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
         self.send_films()
 
     def send_films(self):
-        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
-        for film in sorted(films):
-            import wandb
+        """Send to W&B what has been filmed since the last time; a resumed run, too, knows what that is."""
+        films, sent = sorted(self.dir.glob("videos/*.mp4")) if self.args.track else (), self.dir / "videos/sent.txt"
+        for film in films:
+            if not sent.exists() or film.name not in sent.read_text().split("\n"):
+                import wandb
 
-            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
-            self.sent.add(film)
+                wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+                sent.open("a").write(film.name + "\n")
 
     def log_episodes(self, global_step, reward, done):
         """Count what the environments' episodes have brought, and log those that end with this step."""

@@ -223,12 +223,15 @@ class FrameReplay:
         for path in self.folder.glob("replay-*.gz"):
             if int(path.stem[7:]) <= self.saved[0] - self.size:
                 path.unlink()  # of no use to the checkpoint that is there now
-        with gzip.open(self.folder / f"replay-{ends[0]:012}.gz", "wb", compresslevel=1) as file:
+        path = self.folder / f"replay-{ends[0]:012}.gz"
+        with gzip.open(path, "wb", compresslevel=1) as file:
             np.save(file, ends)
             for ring, start, end in zip((self.frames, self.rows), self.saved, ends):
                 numbers = np.arange(max(start, end - self.size), end)
                 blocks = np.array_split(numbers, len(numbers) // 10_000 + 1)  # not all at once on the device
                 np.save(file, np.concatenate([np.asarray(ring[block]) for block in blocks]))
+        with open(path) as file:
+            os.fsync(file.fileno())
         self.saved = ends
         return ends
 
@@ -323,9 +326,12 @@ def parse_args():
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for flag in fields(Args):  # counts, sizes and periods
-        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        from_zero = flag.name in ("seed", "learning_starts", "top_quantiles_to_drop_per_net")
+        counts = flag.type is int and flag.default > 0 and not from_zero
         if counts and getattr(args, flag.name) < 1:
             fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    if not 0 <= args.seed < 2**30:
+        fail("--seed must be at least 0 and below 2**30: those above are for evaluation")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -382,7 +388,7 @@ class Run:
     def __init__(self, args, total_steps=None):
         """Open the folder, and write down all that it takes to repeat the run."""
         self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
-        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.saved, self.signals, self.over, self.shown = {}, [], False, 0
         self.recent_returns, self.returns = deque(maxlen=20), None
         signal.signal(signal.SIGTERM, self.stop)
         if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -408,7 +414,7 @@ class Run:
         (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
         os.replace(self.dir / "args.tmp", self.dir / "args.json")
         for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-            os.truncate(file, self.saved["events"].get(file.name, 0))
+            os.truncate(file, min(self.saved["events"].get(file.name, 0), file.stat().st_size))
         self.writer = SummaryWriter(self.dir)
         if not args.resume:
             table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
@@ -451,16 +457,20 @@ class Run:
     def save(self, state):
         """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
         (self.dir / "unfinished.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(state))))
+        with open(self.dir / "unfinished.tmp") as file:
+            os.fsync(file.fileno())  # a power cut, too, leaves one of them
         os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.msgpack")
         self.send_films()
 
     def send_films(self):
-        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
-        for film in sorted(films):
-            import wandb
+        """Send to W&B what has been filmed since the last time; a resumed run, too, knows what that is."""
+        films, sent = sorted(self.dir.glob("videos/*.mp4")) if self.args.track else (), self.dir / "videos/sent.txt"
+        for film in films:
+            if not sent.exists() or film.name not in sent.read_text().split("\n"):
+                import wandb
 
-            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
-            self.sent.add(film)
+                wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+                sent.open("a").write(film.name + "\n")
 
     def log_episodes(self, global_step, reward, done):
         """Count what the environments' episodes have brought, and log those that end with this step."""
@@ -638,7 +648,7 @@ if __name__ == "__main__":
             actions = np.where(explore, actions, np.asarray(act(learner["params"], obs)))
         lives = infos["lives"]
         next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        done = truncated | terminated & (infos["lives"] >= lives)  # not where a life was lost
+        done = truncated | terminated & (infos["lives"] >= lives)  # a lost life leaves fewer, a new game as many
         run.log_episodes(global_step, reward, done)
         final_obs = next_obs
         if done.any():

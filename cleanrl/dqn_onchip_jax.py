@@ -11,8 +11,8 @@ Differs from dqn_jax.py:
 1. the environments are those of gymnax: training never leaves the accelerator;
 2. `--num-seeds` runs with the seeds `--seed`, `--seed` + 1, ... train side by side, each as it would
    alone; a step is a step of each, TensorBoard shows their mean, curves.npz the curve of each;
-3. a round collects `--train-frequency` transitions (at least one of each environment), takes the
-   gradient steps that are due and then the steps of the target network;
+3. a round collects `--train-frequency` transitions (as many steps of all environments as fit, at
+   least one), takes the gradient steps that are due and then the steps of the target network;
 4. about 500 steps are logged together, with the mean return and length of the episodes that ended
    in them, and their number;
 5. a resumed run goes on with the episodes that were under way.
@@ -64,7 +64,7 @@ from tensorboard.summary.writer import event_file_writer
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"  # environment
-    num_seeds: int = 1  # runs that train side by side, with the seeds --seed, --seed + 1, ...
+    num_seeds: int = 1  # runs side by side, each of all steps, with seeds --seed, --seed + 1, ...
     total_timesteps: int = 500_000  # environment steps in total
     learning_rate: float = 2.5e-4  # step size of the optimizer
     num_envs: int = 1  # parallel environments
@@ -303,9 +303,12 @@ def parse_args():
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for flag in fields(Args):  # counts, sizes and periods
-        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        from_zero = flag.name in ("seed", "learning_starts", "top_quantiles_to_drop_per_net")
+        counts = flag.type is int and flag.default > 0 and not from_zero
         if counts and getattr(args, flag.name) < 1:
             fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    if not 0 <= args.seed < 2**30:
+        fail("--seed must be at least 0 and below 2**30: those above are for evaluation")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -362,7 +365,7 @@ class Run:
     def __init__(self, args, total_steps=None):
         """Open the folder, and write down all that it takes to repeat the run."""
         self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
-        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.saved, self.signals, self.over, self.shown = {}, [], False, 0
         self.recent_returns, self.returns = deque(maxlen=20), None
         signal.signal(signal.SIGTERM, self.stop)
         if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -388,7 +391,7 @@ class Run:
         (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
         os.replace(self.dir / "args.tmp", self.dir / "args.json")
         for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-            os.truncate(file, self.saved["events"].get(file.name, 0))
+            os.truncate(file, min(self.saved["events"].get(file.name, 0), file.stat().st_size))
         self.writer = SummaryWriter(self.dir)
         if not args.resume:
             table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
@@ -431,16 +434,20 @@ class Run:
     def save(self, state):
         """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
         (self.dir / "unfinished.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(state))))
+        with open(self.dir / "unfinished.tmp") as file:
+            os.fsync(file.fileno())  # a power cut, too, leaves one of them
         os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.msgpack")
         self.send_films()
 
     def send_films(self):
-        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
-        for film in sorted(films):
-            import wandb
+        """Send to W&B what has been filmed since the last time; a resumed run, too, knows what that is."""
+        films, sent = sorted(self.dir.glob("videos/*.mp4")) if self.args.track else (), self.dir / "videos/sent.txt"
+        for film in films:
+            if not sent.exists() or film.name not in sent.read_text().split("\n"):
+                import wandb
 
-            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
-            self.sent.add(film)
+                wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+                sent.open("a").write(film.name + "\n")
 
     def log_episodes(self, global_step, reward, done):
         """Count what the environments' episodes have brought, and log those that end with this step."""
@@ -619,6 +626,8 @@ if __name__ == "__main__":
     round_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     round_size = round_steps * args.num_envs
     num_rounds = -(-args.total_timesteps // round_size)
+    if num_rounds * round_size >= 2**31:
+        fail("--total-timesteps must be below 2**31: steps are counted in 32 bits")
     replay_rounds = max(1, args.buffer_size // round_size)
     row_rounds = max(1, 500 // round_size)  # rounds that are logged together
     row_size = row_rounds * round_size
@@ -697,7 +706,8 @@ if __name__ == "__main__":
         num_updates = due(args.train_frequency)
         changing = {name: learner[name] for name in ("params", "target_params", "opt_state")}
         changing = jax.lax.fori_loop(0, num_updates, learn, changing | {"losses": jnp.zeros(2)})
-        losses, tau = changing.pop("losses"), 1 - (1 - args.tau) ** due(args.target_network_frequency)
+        losses = changing.pop("losses")
+        tau = 1 - (1 - args.tau) ** due(args.target_network_frequency)  # as many steps as are due, in one
         both = changing["params"], changing["target_params"]
         changing["target_params"] = optax.incremental_update(*both, tau)
         added = jnp.concatenate([losses, ended.sum(0), jnp.full(1, num_updates)])

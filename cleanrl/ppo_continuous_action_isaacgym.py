@@ -79,13 +79,13 @@ class Args:
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's name
     seed: int = 1  # random seed
-    torch_deterministic: bool = True  # make cuDNN use deterministic algorithms
+    torch_deterministic: bool = True  # ask for deterministic operations on the GPU
     cuda: bool = True  # use the GPU if there is one
     cuda_graphs: bool = True  # on the GPU, capture act and update once and replay them
     track: bool = False  # mirror the run to Weights & Biases
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
-    capture_video: bool = False  # record episodes at several stages of training
+    capture_video: bool = False  # record clips of one robot, --record-video-step-frequency steps apart
     save_model: bool = False  # write model.safetensors at the end and evaluate it on held-out seeds
     upload_model: bool = False  # push the finished run folder to the Hugging Face hub (implies --save-model)
     hf_entity: str = ""  # hub user or organisation, if not the owner of the token
@@ -441,9 +441,12 @@ def parse_args():
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for flag in fields(Args):  # counts, sizes and periods
-        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        from_zero = flag.name in ("seed", "learning_starts", "top_quantiles_to_drop_per_net")
+        counts = flag.type is int and flag.default > 0 and not from_zero
         if counts and getattr(args, flag.name) < 1:
             fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    if not 0 <= args.seed < 2**30:
+        fail("--seed must be at least 0 and below 2**30: those above are for evaluation")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -483,7 +486,7 @@ class Run:
     def __init__(self, args, total_steps=None):
         """Open the folder, and write down all that it takes to repeat the run."""
         self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
-        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.saved, self.signals, self.over, self.shown = {}, [], False, 0
         self.recent_returns, self.returns = deque(maxlen=20), None
         signal.signal(signal.SIGTERM, self.stop)
         if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -509,7 +512,7 @@ class Run:
         (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
         os.replace(self.dir / "args.tmp", self.dir / "args.json")
         for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-            os.truncate(file, self.saved["events"].get(file.name, 0))
+            os.truncate(file, min(self.saved["events"].get(file.name, 0), file.stat().st_size))
         self.writer = SummaryWriter(self.dir)
         if not args.resume:
             table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
@@ -575,16 +578,20 @@ class Run:
     def save(self, state):
         """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
         torch.save(state, self.dir / "unfinished.tmp")
+        with open(self.dir / "unfinished.tmp") as file:
+            os.fsync(file.fileno())  # a power cut, too, leaves one of them
         os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.pt")
         self.send_films()
 
     def send_films(self):
-        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
-        for film in sorted(films):
-            import wandb
+        """Send to W&B what has been filmed since the last time; a resumed run, too, knows what that is."""
+        films, sent = sorted(self.dir.glob("videos/*.mp4")) if self.args.track else (), self.dir / "videos/sent.txt"
+        for film in films:
+            if not sent.exists() or film.name not in sent.read_text().split("\n"):
+                import wandb
 
-            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
-            self.sent.add(film)
+                wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+                sent.open("a").write(film.name + "\n")
 
     def log_episodes(self, global_step, reward, done):
         """Count what the environments' episodes have brought, and log those that end with this step."""
@@ -806,7 +813,8 @@ if __name__ == "__main__":
     global_step = run.restore({"agent": agent, "optimizer": optimizer})
     envs.simulator_steps = global_step // args.num_envs
     next_obs = envs.simulator.reset(args.seed + global_step)
-    run.start_time = time.perf_counter()  # the simulator has been compiled
+    now = time.perf_counter()  # the simulator has been compiled
+    run.start_time, run.marks[0] = now, (now, global_step)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:
             lr.fill_((1 - iteration / num_iterations) * args.learning_rate)

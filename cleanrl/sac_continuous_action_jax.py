@@ -14,8 +14,9 @@ Differs from td3_continuous_action_jax.py:
 4. `--utd` gradient steps per environment step; the actor catches up on `--policy-frequency` steps at once.
 
 Differs from the paper:
-1. the step size of the critics and of alpha is 1e-3; tanh keeps deviations between exp(-5) and exp(2);
-2. an episode cut off by a time limit is bootstrapped from its final observation.
+1. the step size of the critics and of alpha is 1e-3, and the actor takes two steps at each second one of the critics';
+2. tanh keeps deviations between exp(-5) and exp(2);
+3. an episode cut off by a time limit is bootstrapped from its final observation.
 
 Run: python sac_continuous_action_jax.py --env-id HalfCheetah-v4 --total-timesteps 1000000
 """
@@ -68,7 +69,7 @@ class Args:
     policy_lr: float = 3e-4  # step size of the actor's optimizer
     q_lr: float = 1e-3  # step size of the optimizers of the critics and of alpha
     utd: float = 1.0  # gradient steps per environment step
-    policy_frequency: int = 2  # gradient steps of the critic per gradient step of the actor
+    policy_frequency: int = 2  # gradient steps of the critic from one turn of the actor to the next
     target_network_frequency: int = 1  # steps between updates of the target network
     alpha: float = 0.2  # price of entropy, where it is not tuned
     autotune: bool = True  # tune the price of entropy
@@ -215,7 +216,7 @@ class ReplayBuffer:
 
 
 def squashed_logprob(x, mean, log_std, scale):
-    """The log-density of the action scale * tanh(x) plus any constant, for x from a Gaussian; sums over dimensions."""
+    """The log-density of the action offset + scale * tanh(x), for x from a Gaussian; sums over dimensions."""
     gaussian = -0.5 * ((x - mean) / jnp.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))  # log(1 - tanh(x)**2), exact also far from 0
     return (gaussian - log_slope - jnp.log(scale)).sum(1)
@@ -285,9 +286,12 @@ def parse_args():
             if saved[flag] != getattr(args, flag) and flag != "total_timesteps":
                 fail(f"--resume continues the run as it began, with --{flag.replace('_', '-')} {saved[flag]}")
     for flag in fields(Args):  # counts, sizes and periods
-        counts = flag.type is int and flag.default > 0 and flag.name not in ("seed", "learning_starts")
+        from_zero = flag.name in ("seed", "learning_starts", "top_quantiles_to_drop_per_net")
+        counts = flag.type is int and flag.default > 0 and not from_zero
         if counts and getattr(args, flag.name) < 1:
             fail(f"--{flag.name.replace('_', '-')} must be at least 1")
+    if not 0 <= args.seed < 2**30:
+        fail("--seed must be at least 0 and below 2**30: those above are for evaluation")
     for package in ["wandb"] * args.track + ["moviepy"] * args.capture_video:
         if find_spec(package) is None:
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
@@ -344,7 +348,7 @@ class Run:
     def __init__(self, args, total_steps=None):
         """Open the folder, and write down all that it takes to repeat the run."""
         self.args, self.dir, self.total = args, Path(args.resume), total_steps or args.total_timesteps
-        self.saved, self.signals, self.over, self.shown, self.sent = {}, [], False, 0, set()
+        self.saved, self.signals, self.over, self.shown = {}, [], False, 0
         self.recent_returns, self.returns = deque(maxlen=20), None
         signal.signal(signal.SIGTERM, self.stop)
         if not sys.flags.interactive and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -370,7 +374,7 @@ class Run:
         (self.dir / "args.tmp").write_text(json.dumps(vars(args), indent=2))
         os.replace(self.dir / "args.tmp", self.dir / "args.json")
         for file in self.dir.glob("events*"):  # a resumed run logs again what is newer than its checkpoint
-            os.truncate(file, self.saved["events"].get(file.name, 0))
+            os.truncate(file, min(self.saved["events"].get(file.name, 0), file.stat().st_size))
         self.writer = SummaryWriter(self.dir)
         if not args.resume:
             table = "\n".join(f"|{flag}|{value}|" for flag, value in vars(args).items())
@@ -413,16 +417,20 @@ class Run:
     def save(self, state):
         """Write a checkpoint; a kill leaves the last one or this one, never half of it."""
         (self.dir / "unfinished.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(state))))
+        with open(self.dir / "unfinished.tmp") as file:
+            os.fsync(file.fileno())  # a power cut, too, leaves one of them
         os.replace(self.dir / "unfinished.tmp", self.dir / "checkpoint.msgpack")
         self.send_films()
 
     def send_films(self):
-        films = {*self.dir.glob("videos/*.mp4")} - self.sent if self.args.track else ()
-        for film in sorted(films):
-            import wandb
+        """Send to W&B what has been filmed since the last time; a resumed run, too, knows what that is."""
+        films, sent = sorted(self.dir.glob("videos/*.mp4")) if self.args.track else (), self.dir / "videos/sent.txt"
+        for film in films:
+            if not sent.exists() or film.name not in sent.read_text().split("\n"):
+                import wandb
 
-            wandb.log({"videos": wandb.Video(str(film), format="mp4")})
-            self.sent.add(film)
+                wandb.log({"videos": wandb.Video(str(film), format="mp4")})
+                sent.open("a").write(film.name + "\n")
 
     def log_episodes(self, global_step, reward, done):
         """Count what the environments' episodes have brought, and log those that end with this step."""

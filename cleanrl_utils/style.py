@@ -17,7 +17,8 @@ Rules, by the name that a finding carries:
   text     the lines under `# Seeding` and `# Save and close` are those of the parent, unless backends differ or the
            file's table says so: differs = ["Seeding"]
   flag     a flag is one line `name: type = default  # help`, is read as args.name, and has the same type and help in
-           every file; a literal default has the type of the flag
+           every file; a literal default has the type of the flag; where a flag means something else, the file's table
+           says so: helps = ["num_envs"]
   global   a top-level function or class reads no variable of the main block
   header   the packages of the PEP 723 header, each with a lower bound, are those imported at the top of the file, also
            in a `try` there (packages imported inside a function or an `if` are optional and not listed, except those
@@ -301,7 +302,11 @@ def compare(files):
                 if kind != wanted:
                     message = f"{name} is of type {kind}, but {wanted} in {first.name}.py; make them the same"
                     yield Finding(file.path, field.lineno, "flag", message)
-                if (wanted := first.help(first.flags[name])) and file.help(field) != wanted:
+                wanted, own = first.help(first.flags[name]), name in file.table.get("helps", [])
+                if own and file.help(field) == wanted:
+                    message = f"{name} has the help of {first.name}.py; remove it from `helps`"
+                    yield Finding(file.path, field.lineno, "flag", message)
+                elif wanted and not own and file.help(field) != wanted:
                     code = file.lines[field.end_lineno - 1].encode()[: field.end_col_offset].decode()
                     edit = field.end_lineno, field.end_lineno, [f"{code}  # {wanted}"]
                     message = f"{name} has another help in {first.name}.py, `{wanted}`; --fix copies it from there"

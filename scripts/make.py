@@ -123,7 +123,7 @@ def test(arguments, which=("-m", "not slow")):
     call(str(BIN / "codespell"), *folders, "README.md", "CONTRIBUTING.md", "pyproject.toml")
     # a missing optional part is a failure
     workers = str((os.cpu_count() or 1) + 2)  # more than cores: some tests wait
-    options = ["-n", workers, "--dist", "loadgroup", "--max-worker-restart", "0"]  # a crash ends it; it may hang otherwise
+    options = ["-n", workers, "--dist", "loadgroup", "--max-worker-restart", "0"]  # a crash ends it, or it may hang
     options += ["--cpu-times", "--durations", "10", *which]
     python("-m", "pytest", *options, *arguments, CLEANRL_REQUIRE_ALL="1")
 

@@ -252,3 +252,9 @@ def test_tqc_update_of_a_run(tmp_path):
         np.testing.assert_allclose(got[f"losses {terminated}"][:7], expected, rtol=1e-3)
     assert got["actor_loss"] == pytest.approx(-got["target_quantiles"].mean(), rel=1e-3)
     assert (got["raised"] > 0).all(), "entropy is rewarded"
+
+
+def test_no_quantile_has_to_be_dropped(monkeypatch):
+    """As in the paper for HalfCheetah."""
+    monkeypatch.setattr("sys.argv", [f"{TQC}.py", "--top-quantiles-to-drop-per-net", "0"])
+    assert load(TQC).parse_args().top_quantiles_to_drop_per_net == 0

@@ -129,7 +129,7 @@ def test_masks_that_are_missing_or_too_short(name, tmp_path):
         ["--env-id", "probe_envs:ConstantRewardContinuous-v0"],
     ]
     missing, continuous = refuse_all(name, cases, tmp_path)
-    assert "action_mask of 2" in missing and "ppo.py needs none" in missing
+    assert "action_mask of 2" in missing and "ppo.py, ppo_trxl.py need none" in missing
     assert "ppo_continuous_action.py" in continuous
     gym.register("WrongMask-v0", WrongMask, kwargs={"action_space": gym.spaces.Discrete(4), "in_info": True})
     with pytest.raises(gym.error.Error, match="WrongMask-v0 has no action_mask of 4 numbers"):

@@ -144,9 +144,12 @@ register_optimizer_step_post_hook(lambda *_: result["updates"].append(now()))
 
 
 def test_clock_of_a_run(tmp_path):
-    """With three environments too: random actions, then the policy's; updates and copies as often as with one."""
+    """With three environments too: random actions, then the policy's; updates and copies as often as with one.
+
+    Entropy may have no price at all.
+    """
     clock = {"learning_starts": 150, "update_frequency": 10, "target_network_frequency": 7, "total_timesteps": 300}
-    argv = smoke(NAME, **clock, num_envs=3, q_lr=0, policy_lr=0, batch_size=2, tau=0.4)
+    argv = smoke(NAME, **clock, num_envs=3, q_lr=0, policy_lr=0, batch_size=2, tau=0.4, alpha=0) + ["--no-autotune"]
     after = "result['entropy'] = target_entropy"
     got = inspect_run(script(NAME), *argv, cwd=tmp_path, before=CLOCK, after=after)
     random, chosen = np.split(np.array(got["actions"]), [50])
@@ -155,7 +158,7 @@ def test_clock_of_a_run(tmp_path):
     assert (random != random[:, :1]).any(), "all environments get the same action"
     assert chosen.shape == (50, 3) and (chosen == 2).all()
     reached = [3 * math.ceil(k * 10 / 3) for k in range(31)]
-    assert got["updates"] == [step for step in reached if 150 < step <= 300 for _ in range(3)]  # of three optimizers
+    assert got["updates"] == [step for step in reached if 150 < step <= 300 for _ in range(2)]  # of two optimizers
     reached = [3 * math.ceil(k * 7 / 3) for k in range(43)]
     assert got["copies"] == [(step, 0.4) for step in reached if 150 < step <= 300]
     assert got["entropy"] == pytest.approx(0.89 * math.log(4))

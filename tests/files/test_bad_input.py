@@ -109,7 +109,9 @@ def test_bad_sizes_wrong_spaces_and_unknown_environments(name, tmp_path):
     assert bad
     cases = [smoke(name, **{flag: value}) for flag, (value, _) in bad.items()]
     cases += [["--env-id", env_id] for env_id in [*spaces, *unknown]]
+    cases.append(["--seed", 2**30])
     lines = refuse_all(name, cases, tmp_path)
+    assert "--seed must be" in lines.pop()
     for named in reversed(unknown.values()):
         assert re.search(named, lines.pop())
     for line, (_, named) in zip(lines, bad.values()):

@@ -89,9 +89,8 @@ else:
     assert optimizers and modules
     kept |= {key: value.state_dict()["state"] for key, value in optimizers.items()} | {"torch": torch.get_rng_state()}
     kept |= {key: value.state_dict() for key, value in modules.items()}
-for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "act_state", "int_return"):
-    # PQN starts anew; a chunk of iterations is as long as the machine is fast
-    state = not (key == "act_state" and "q_network" in globals()) and not (key == "chunk" and "max_chunk" in globals())
+for key in ("chunk", "staged", "chunks_added", "gradient_steps", "log_alpha", "int_return"):
+    state = not (key == "chunk" and "max_chunk" in globals())  # as many iterations as the machine is fast
     state &= not (key == "log_alpha" and "learner" in globals())  # where it began, and what has become of it
     if key in globals() and state:
         kept[key] = globals()[key]

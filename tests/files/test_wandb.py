@@ -34,6 +34,7 @@ def test_offline_run(name, tmp_path):
     run(script(name), "--resume", run_dir(tmp_path), *flags, cwd=tmp_path)
     (again,) = {*(tmp_path / "wandb").glob("offline-run-*/*.wandb")} - {file}
     assert run_dir(tmp_path).name.encode() in again.read_bytes(), "the resumed run has another id"
+    assert not [*again.parent.glob("files/media/videos/*.mp4")], "films were sent twice"
 
 
 def check_items(name, path, command):
