@@ -16,13 +16,15 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy: tests run side by side, and
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; runs under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from helpers import forks
 from helpers.files import HELPERS, ROOT
-from helpers.forks import load_qt
-from helpers.processes import SHORT
+from helpers.processes import SHORT, begin_forks
 
 sys.path[:0] = [str(ROOT), str(HELPERS)]  # for `from cleanrl.ppo import gae`, and for probe_envs:NAME-v0
 os.environ |= SHORT  # what is compiled within a test
-load_qt()  # tests share a process
+forks.load_qt()  # tests share a process
+if "CLEANRL_FORKS" not in os.environ and hasattr(os, "fork"):  # workers inherit it
+    begin_forks()
 
 # Fixtures of a module that take seconds: with --dist loadgroup, tests that share one run in one worker
 COSTLY = {"aws", "awkward", "batch", "built", "chromium", "clone", "original", "site", "slurm_cluster", "trained"}
@@ -63,9 +65,14 @@ def cpu_seconds(pid="self"):
     return spent / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
 
 
+def cpu_now():
+    """Of this process, and of its forks, which are not its children where it is a worker."""
+    return cpu_seconds() + (forks.spent if "PYTEST_XDIST_WORKER" in os.environ else 0)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    item.cpu_began = cpu_seconds() if item.config.getoption("cpu_times") else None
+    item.cpu_began = cpu_now() if item.config.getoption("cpu_times") else None
     handlers = {name: signal.getsignal(getattr(signal, name)) for name in HANDLED if hasattr(signal, name)}
     outcome = yield
     for name, handler in handlers.items():
@@ -76,7 +83,7 @@ def pytest_runtest_protocol(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     if call.when == "teardown" and item.cpu_began is not None:
-        item.user_properties.append(("cpu", cpu_seconds() - item.cpu_began))
+        item.user_properties.append(("cpu", cpu_now() - item.cpu_began))
     return (yield)
 
 

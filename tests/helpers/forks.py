@@ -1,5 +1,7 @@
 """Runs of scripts that start in no time: a server imports the heavy packages once and forks itself for each run.
 
+The servers belong to the process that collects the tests, and all its workers use them.
+
 A fork sees what a new process of the same command line would see: folder, arguments, standard streams, exit code,
 signals. What it shares with other forks is the state of the packages after their import, and the seed of Python's
 hashes; so the tests of reproducibility, of a file alone and of what is missing start real processes.
@@ -34,6 +36,9 @@ def load_qt():
             ctypes.CDLL(f"{PyQt5.__path__[0]}/Qt5/lib/libQt5{library}.so.5")
 
 
+spent = 0.0  # seconds of processor time of the forks that this process has waited for
+
+
 class Fork:
     """The part of subprocess.Popen that the tests use."""
 
@@ -52,10 +57,12 @@ class Fork:
         return int.from_bytes(number, "little", signed=True)
 
     def wait(self, timeout=None):
+        global spent
         if self.returncode is None:
             if not select.select([self.status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = self.read()
+            spent += self.read() / 1000
             os.close(self.status)
         return self.returncode
 
@@ -79,30 +86,57 @@ class Fork:
         return tuple(file.read() for file in self.files)
 
 
-def start_server(kind, env, alone=False):
-    """A socket of a new server; the server ends with the last process that holds this socket.
+def begin(folder, environments):
+    """Start servers that listen in this folder, for files `alone` and others; they end with this process.
 
-    Files that run alone load EnvPool, and what it needs, themselves.
+    They import nothing before the first run that needs them. Files that run alone load EnvPool, and what it needs,
+    themselves.
     """
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, str(its.fileno()), *PRELOAD[kind], *["envpool"] * (not alone)]
-    subprocess.Popen(command, env=env, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
-    its.close()
+    end, _ = os.pipe()  # of which this process keeps the other end as long as it lives
+    for kind in PRELOAD:
+        for alone, env in environments.items():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(address(folder, kind, alone))
+                listener.listen(64)
+                fds = listener.fileno(), end
+                command = [sys.executable, __file__, *map(str, fds), *PRELOAD[kind], *["envpool"] * (not alone)]
+                subprocess.Popen(command, env=env, pass_fds=fds, stdin=subprocess.DEVNULL)
+    os.close(end)
+
+
+def address(folder, kind, alone):
+    return os.path.join(folder, f"{kind}-alone" if alone else kind)
+
+
+def connect(folder, kind, alone=False):
+    """A connection to one of the servers of this folder."""
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.connect(address(folder, kind, alone))
     return ours
 
 
-def serve(control):
+def serve(listener, end, preload):
     """Fork for each request; returns in each fork, with the request, and at the end of the server, with None."""
-    children = {}  # pid -> where its exit code goes
+    children, controls = {}, []  # pid -> where its exit code goes
     while True:
-        if select.select([control], [], [], 0.005 if children else None)[0]:
+        ready = select.select([listener, end, *controls], [], [], 0.005 if children else None)[0]
+        if end in ready:
+            return None
+        if listener in ready:
+            if preload:
+                preload.pop()()
+            controls.append(listener.accept()[0])
+        for control in set(ready) & set(controls):
             message, fds, _, _ = socket.recv_fds(control, 1 << 20, 3)
             if not message:
-                return None
+                controls.remove(control)
+                control.close()
+                continue
             pid = os.fork()
             if pid == 0:
-                control.close()
-                for fd in [fds[2], *children.values()]:
+                for one in [listener, *controls]:
+                    one.close()
+                for fd in [end, fds[2], *children.values()]:
                     os.close(fd)
                 for fd in (1, 2):
                     os.dup2(fds[fd - 1], fd)
@@ -113,15 +147,16 @@ def serve(control):
             os.close(fds[0])
             os.close(fds[1])
         for pid in list(children):
-            done, status = os.waitpid(pid, os.WNOHANG)
+            done, status, usage = os.wait4(pid, os.WNOHANG)
             if done:
                 fd = children.pop(pid)
-                send(fd, os.waitstatus_to_exitcode(status))
+                send(fd, os.waitstatus_to_exitcode(status), round(1000 * (usage.ru_utime + usage.ru_stime)))
                 os.close(fd)
 
 
-def send(fd, number):
-    os.write(fd, number.to_bytes(4, "little", signed=True))
+def send(fd, *numbers):
+    with contextlib.suppress(BrokenPipeError):  # who has asked is gone
+        os.write(fd, b"".join(number.to_bytes(4, "little", signed=True) for number in numbers))
 
 
 def enter_network():
@@ -186,14 +221,17 @@ def finish(code, main):
     os._exit(status)
 
 
-if __name__ == "__main__":
+def preload():
     if "envpool" in sys.argv:
         load_qt()
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         with contextlib.suppress(ImportError):  # a test that needs it says so
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # forks do not collect, and so do not copy, what was loaded before them
-    request = serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    request = serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), [preload])
     if request:
         finish(prepare(request), globals())

@@ -71,9 +71,17 @@ def environment_alone():
     return environment(PYTHONPATH=str(folder), PYTHONHASHSEED="8")
 
 
+def begin_forks():
+    """The servers of forks, for this process and the workers that it starts."""
+    folder = tempfile.mkdtemp(prefix="forks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    forks.begin(folder, {False: environment(), True: environment_alone()})
+    os.environ["CLEANRL_FORKS"] = folder
+
+
 @functools.cache
 def fork_server(kind, alone=False):
-    return forks.start_server(kind, environment_alone() if alone else environment(), alone)
+    return forks.connect(os.environ["CLEANRL_FORKS"], kind, alone)
 
 
 def start(path, *argv, cwd, env=None, driver=None, variables=None, alone=False):
