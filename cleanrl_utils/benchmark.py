@@ -15,6 +15,7 @@ Exit codes: 0 every cell is done, 1 some failed, 2 wrong usage, 75 interrupted (
 """
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -91,6 +92,8 @@ def parse_args():
 
 def main():
     options = parse_args()
+    if sys.prefix != sys.base_prefix:  # `python` is this one, also where the virtual environment is not activated
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     engine = ENGINES[options.engine]
     if options.status:
         if not options.suite or options.command:

@@ -366,6 +366,15 @@ def test_cores_and_gpus(folder):
     assert all("threads 7 gpus 0" in path.read_text() for path in folder.glob("other/*/log.txt"))
 
 
+def test_an_environment_that_is_not_activated(folder):
+    """`python` is the one that the tool was started with, though another one is found first."""
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("not in a virtual environment")
+    path = programs(folder, python="#!/bin/sh\nexit 3\n")
+    finish(start(folder, "--command", "python trainer.py", "--env-ids", "a", "--num-seeds", 1, "--workers", 1, PATH=path))
+    check(folder, [("a", 1)])
+
+
 MPS = """#!/bin/sh
 test "$1" = -d || set -- "$(cat)"
 echo "$1 ${CUDA_VISIBLE_DEVICES-all}" >> mps
