@@ -3,8 +3,10 @@
 import runpy
 import subprocess
 import sys
+import tomllib
 
 import pytest
+from _pytest.mark.expression import Expression
 
 from helpers.files import ROOT
 
@@ -15,6 +17,18 @@ def test_the_table_fits():
     listed = subprocess.run([sys.executable, SCRIPT, "--list"], capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
     assert len(listed.stdout.splitlines()) >= 54
+
+
+def test_each_defect_has_tests():
+    """Those that its row names are there still, and none of them is slow."""
+    defects = tomllib.loads(SCRIPT.with_name("defects.toml").read_text())["defect"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not slow"]
+    files = sorted({defect["tests"] for defect in defects})
+    listed = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for defect in defects:
+        tests = [line.removeprefix(defect["tests"]) for line in listed if line.startswith(defect["tests"] + "::")]
+        wanted = Expression.compile(defect["k"])
+        assert any(wanted.evaluate(lambda word, **_: word.lower() in test.lower()) for test in tests), defect["name"]
 
 
 @pytest.mark.parametrize(
