@@ -371,7 +371,9 @@ def test_an_environment_that_is_not_activated(folder):
     if sys.prefix == sys.base_prefix:
         pytest.skip("not in a virtual environment")
     path = programs(folder, python="#!/bin/sh\nexit 3\n")
-    finish(start(folder, "--command", "python trainer.py", "--env-ids", "a", "--num-seeds", 1, "--workers", 1, PATH=path))
+    finish(
+        start(folder, "--command", "python trainer.py", "--env-ids", "a", "--num-seeds", 1, "--workers", 1, PATH=path)
+    )
     check(folder, [("a", 1)])
 
 
