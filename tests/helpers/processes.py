@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from helpers import forks
+from helpers import contract, forks
 from helpers.files import HELPERS, ROOT, imports, script, uses
 
 
@@ -167,6 +167,7 @@ def inspect_run(path, *argv, **options):
 
 def inspect_runs(path, command_lines, cwd, before="", after="", **options):
     """As `inspect_run`, for several command lines one after the other in one process, which starts and imports once."""
+    contract.check(path, after)
     argvs = json.dumps([list(map(str, argv)) for argv in command_lines])
     arguments = cwd / "result.pickle", before, after, argvs
     done = run(path, *arguments, cwd=cwd, driver=DRIVER, **options)
