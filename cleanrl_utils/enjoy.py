@@ -1,12 +1,14 @@
-"""Play a model from the Hugging Face hub: python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --seed 1
+"""Play a trained model: python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1
 
-`enjoy latest` plays the newest run in runs/, `enjoy RUN` any run folder of this machine, as evaluate does. One of the
-hub is looked for in <hf-entity>/<env_id>-<exp_name>-seed<seed>, where `python -m cleanrl_utils.hub push` puts it. Only
-data of that repository is used, the weights (safetensors) and the flags (args.json): the script that plays them is our
-own file of the same name. Where that is not the script that the model came with, this is said, and --trust-remote-code
-plays it with the latter, which is code of whoever pushed it. A model in the original's format (dqn.cleanrl_model) is
-read as data, too, and our file plays it. Any other that is only there as a pickle is refused: to load a pickle is to
-run the code in it. Exit codes: 0 played, 1 the hub refused or cannot be reached, 2 wrong usage.
+What is kept in benchmark/models is played from there, without a network. `enjoy latest` plays the newest run in runs/,
+`enjoy RUN` any run folder of this machine, as evaluate does. Any other model is looked for on the Hugging Face hub, in
+<hf-entity>/<env_id>-<exp_name>-seed<seed>, where `python -m cleanrl_utils.hub push` puts it. Only data of that
+repository is used, the weights (safetensors) and the flags (args.json): the script that plays them is our own file of
+the same name. Where that is not the script that the model came with, this is said, and --trust-remote-code plays it
+with the latter, which is code of whoever pushed it. A model in the original's format (dqn.cleanrl_model) is read as
+data, too, and our file plays it. Any other that is only there as a pickle is refused: to load a pickle is to run the
+code in it.
+Exit codes: 0 played, 1 the hub refused or cannot be reached, 2 wrong usage.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from cleanrl_utils.hub import SCRIPTS, convert, download, find, need_model
 from cleanrl_utils.runs.card import repository_name
 from cleanrl_utils.runs.folder import load_args, run_folder
 from cleanrl_utils.runs.published import find_model
+from cleanrl_utils.runs.zoo import FILES, MODELS, kept
 
 
 def choose_script(repo_id, downloaded, exp_name, trust):
@@ -66,8 +69,14 @@ def main(argv=None):
     parser.add_argument("run_dir", nargs="?", metavar="RUN", help="run folder, or latest, instead of the hub's model")
     parser.add_argument("--exp-name", help="name of the experiment, such as dqn")
     parser.add_argument("--env-id", help="environment, such as CartPole-v1")
-    parser.add_argument("--seed", type=int, default=1, help="seed that the model was trained with (default: 1)")
-    parser.add_argument("--hf-entity", default="cleanrl", help="user or organisation of the hub (default: cleanrl)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="seed that the model was trained with (default: of the model that is kept here, else 1)",
+    )
+    parser.add_argument(
+        "--hf-entity", help="user or organisation of the hub (default: none where the model is kept here, else cleanrl)"
+    )
     parser.add_argument(
         "--repo-id", help="repository, if its name is another one than ENTITY/<env_id>-<exp_name>-seed<seed>"
     )
@@ -110,10 +119,18 @@ def place(args, temporary):
     """The run folder that is to be played: of this machine, or made of what is on the hub."""
     if args.run_dir is not None:
         return run_folder(args.run_dir)
-    name = repository_name(args.env_id, args.exp_name, args.seed)
+    of_hub = args.hf_entity or args.repo_id or args.revision
+    here = [] if of_hub else kept(args.env_id, args.exp_name, args.seed)
+    name = here[0].name if here else repository_name(args.env_id, args.exp_name, 1 if args.seed is None else args.seed)
     # one with a film is kept
     folder = Path("runs", f"{name}__enjoy__{int(time.time())}") if args.capture_video else Path(temporary)
-    repo_id = args.repo_id or f"{args.hf_entity}/{name}"
+    if here:
+        print(f"Playing benchmark/models/{name}; --hf-entity plays one of the hub")
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in (*(MODELS / name / file for file in FILES), SCRIPTS / f"{args.exp_name}.py"):
+            shutil.copyfile(source, folder / source.name)
+        return folder
+    repo_id = args.repo_id or f"{args.hf_entity or 'cleanrl'}/{name}"
     fetch(repo_id, args.revision, args.env_id, args.exp_name, folder, args.trust_remote_code)
     return folder
 

@@ -7,6 +7,7 @@
 - What stands between `<!-- results: ppo.py ppo_atari.py -->` and `<!-- /results -->`: the scores of these files in
   benchmark/results, the published ones and the commands. `<!-- results: all -->` takes all files.
 - What stands between `<!-- proof -->` and `<!-- /proof -->`: which files the runs of benchmark/suites/proof.toml prove.
+- What stands between `<!-- models -->` and `<!-- /models -->`: the models of benchmark/models and their scores.
 - What stands between `<!-- algorithms -->` and `<!-- /algorithms -->`: the pages of the algorithms and their files.
 - On the site alone, `<!-- curves: ppo.py dqn.py CartPole-v1 -->` shows recorded curves of files, in the environments
   that it names or in all, and `<!-- diff: c51.py -->` the code that a file changes of its parent.
@@ -43,7 +44,8 @@ from cleanrl_utils.pages import facts, proof
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[`~]* *$", re.M | re.S)
 LINE_LINK = re.compile(r"""\]\(([^()\s#]+)\#L(\d*)(?:-L(\d+))?(?:\s+(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'))?\)""")
 LINK = re.compile(r"""(\]\()([^()\s]+)((?:\s+(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))?\))""")
-BLOCK = re.compile(r"(<!-- (results|algorithms|proof|files|changes)(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
+KINDS = "results|algorithms|proof|files|changes|models"  # of generated blocks
+BLOCK = re.compile(rf"(<!-- ({KINDS})(?:: ([^>]*?))? -->\n).*?(<!-- /\2 -->)", re.S)
 ASKED = re.compile(r"<!-- (curves|diff): ([^>]*?) -->")
 METRICS = "explanation-of-the-logged-metrics"
 WIDE, UNSEARCHED = "hide: [navigation, toc]", "search: {exclude: true}"
@@ -142,6 +144,8 @@ def fill_blocks(root, path, text):
             body = proof.page(root, link)
         elif kind == "files":
             body = proof.front(root, link, lambda page: relative(root / f"docs/{page}", path.parent))
+        elif kind == "models":
+            body = facts.models_table(root, link)
         elif kind == "changes":
             body = facts.changes(root, *names)
         elif names == ["all"]:
@@ -282,7 +286,7 @@ def add_parts(site, page, text):
 
     def block(match):
         names = [word.removesuffix(".py") for word in (match[3] or "").split()]
-        if match[2] == "proof":
+        if match[2] in ("proof", "models"):
             return around_table(match[0])
         if match[2] != "results":
             return match[0]

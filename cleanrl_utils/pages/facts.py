@@ -244,6 +244,20 @@ def all_results(root, link, page_link):
     return "\n\n".join(parts)
 
 
+def models_table(root, link):
+    """The models that are kept in the repository, and how well they play on seeds that were used for nothing else."""
+    with (root / "benchmark/models/scores.csv").open(encoding="utf-8", newline="") as file:
+        found = {(Path(row["file"]).stem, row["env_id"]): row for row in csv.DictReader(file)}
+    rows = []
+    for name in algorithms(root):
+        for row in (row for (file, _), row in found.items() if file == name):
+            mean, std = figures(float(row["score_mean"]), float(row["score_std"]))
+            seeds = f"{row['model'].rpartition('seed')[2]} of {len(row['of_seeds'].split())}"
+            cells = [row["env_id"], short(int(row["steps"])), seeds, f"{mean} ± {std}", row["episodes"]]
+            rows.append([f"[`{name}.py`]({link(name)})", *cells])
+    return table(["File", "Environment", "Steps", "Seed", "Return", "Episodes"], rows, "llrrrr")
+
+
 def algorithms_table(root, page_link):
     """The pages of the algorithms, the number of their files, and where they have recorded results."""
     rows = []

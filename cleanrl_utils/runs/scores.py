@@ -16,6 +16,11 @@ def digits(value):
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4g}"
 
 
+def packages_of(run):
+    """The packages that a score may depend on, with their versions."""
+    return " ".join(f"{name}={run.packages[name]}" for name in PACKAGES if name in run.packages)
+
+
 def reference_score(reference, group, args):
     file, env_id, steps = group
     rows = references(file, env_id, args, reference) if reference else ()
@@ -44,7 +49,6 @@ def write_rows(groups, output, reference=None):
         runs.sort(key=lambda run: run.seed)
         scores = [run.score for run in runs]
         mean, std = reference_score(reference, group, runs[0].args)
-        packages = runs[0].packages
         rows[group] = {
             **dict(zip(("file", "env_id", "steps"), group)),
             "seeds": " ".join(str(run.seed) for run in runs),
@@ -55,7 +59,7 @@ def write_rows(groups, output, reference=None):
             "reference_std": std,
             "command": re.sub(r" --seed \d+", "", runs[0].command),
             "commit": " ".join(sorted({run.commit[:10] for run in runs})),
-            "packages": " ".join(f"{name}={packages[name]}" for name in PACKAGES if name in packages),
+            "packages": packages_of(runs[0]),
         }
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", newline="") as file:

@@ -406,7 +406,7 @@ def test_from_the_hub(hub, tmp_path):
     files["dqn.cleanrl_model"] = (tmp_path / "published/dqn.cleanrl_model").read_bytes()
     hub.repositories[NAME] = Repository()
     hub.repositories[NAME].commit(files)
-    command = ["enjoy", "--exp-name", "dqn", "--env-id", "CartPole-v1", "--episodes", 3]
+    command = ["enjoy", "--exp-name", "dqn", "--env-id", "CartPole-v1", "--hf-entity", "cleanrl", "--episodes", 3]
     output = tool(*command, hub=hub, cwd=tmp_path)
     assert f"{NAME} holds dqn.cleanrl_model, a model in the original's format, which our dqn.py plays\n" in output
     assert "Mean return of 3 episodes" in output and not (tmp_path / "runs").exists()
