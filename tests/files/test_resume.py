@@ -61,10 +61,11 @@ def test_kill_at_random_moments(name, tmp_path):
         resume = ["--resume", run_dir(killed)]
     run(script(name), *resume, cwd=killed, **in_short(name))  # the flags come from the run's folder
 
-    scalars = raw_scalars(run_dir(killed))
+    scalars, expected = raw_scalars(run_dir(killed)), raw_scalars(run_dir(whole))
     assert_clean(scalars)
-    assert grid(scalars) == grid(raw_scalars(run_dir(whole)))
-    assert len(steps(scalars)["eval/episodic_return"]) == 10
+    assert grid(scalars) == grid(expected)
+    evaluated = steps(expected)["eval/episodic_return"]
+    assert steps(scalars)["eval/episodic_return"] == evaluated and len(evaluated) in (2, 10)  # two games in short
     shown = {(tag, *pair) for tag, pairs in tensorboard_scalars(run_dir(killed)).items() for pair in pairs}
     assert shown == set(scalars)
     assert (run_dir(killed) / "model.safetensors").exists()
