@@ -347,6 +347,21 @@ def differences(pairs):
     return dict(found)
 
 
+def in_lines(found):
+    """What `differences` has found, what -> where, with the flags that one side alone has in one line."""
+    alone, lines = defaultdict(list), {}
+    for what, where in found.items():
+        if what.startswith("flag ") and ": only in " in what:
+            flag, side = what.removeprefix("flag ").split(": only in ")
+            alone[side, tuple(where)].append(flag)
+        else:
+            lines[what] = where
+    for (side, where), flags in alone.items():
+        one = f"flag {flags[0]}: only in {side}"
+        lines[f"flags only in {side}: {', '.join(flags)}" if len(flags) > 1 else one] = list(where)
+    return lines
+
+
 def compare(base, new, kind="last", error=0.05, drop=20.0, steps=None):
     """The comparison of two lists of runs as a dict: lines, overall, differences, notes."""
     notes = []
@@ -451,7 +466,7 @@ def markdown(result):
     text += ["ruled out (95 %). Would find: the drop that these seeds would show as worse in 4 of 5 cases."]
     if result["differences"]:
         text += ["", "**Warning: the two sides differ in more than their seeds.**", ""]
-        for what, where in result["differences"].items():
+        for what, where in in_lines(result["differences"]).items():
             everywhere = len(where) == len(result["lines"]) > 1
             text.append(f"- {what} ({'everywhere' if everywhere else ', '.join(where)})")
     text += ["", *(f"- {note}" for note in result["notes"])] if result["notes"] else []
@@ -546,7 +561,7 @@ def main(argv=None):
     except OSError as error:
         fail(error)
     print(f"{result['verdict']}: {options.output}\n" if options.output else text, end="")
-    for what in result["differences"]:
+    for what in in_lines(result["differences"]):
         print(f"compare: warning: the sides differ: {what}", file=sys.stderr)
     unknown = any(line["verdict"] == "not enough seeds" for line in (*result["lines"], result["overall"]))
     return int(result["verdict"] == "worse" or (options.fail_on_unknown and unknown))

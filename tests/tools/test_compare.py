@@ -192,6 +192,10 @@ def test_differences_are_told(tmp_path, capsys):
     assert main([good, more]) == 0 and "- flag clip: only in new" in (text := capsys.readouterr().out)
     assert "learning_rate" not in text
     refuse(capsys, [good, more, "--strict"], "the sides differ in flag clip: only in new (A-v1, B-v1): --allow clip")
+    many = benchmark(tmp_path / "many", GOOD, clip="yes", tau=1, rho=2)  # as of another algorithm: one line, not three
+    assert main([good, many, "--allow", "tau"]) == 0
+    text, warning = capsys.readouterr()
+    assert "- flags only in new: clip, rho (everywhere)" in text and warning.count("the sides differ") == 1
     mixed = benchmark(tmp_path / "mixed", GOOD | {"A-v1": GOOD["A-v1"][:3]})
     write_run(tmp_path / "mixed", "A-v1", 4, [99.0], commit="b" * 40)
     refuse(capsys, [mixed, good, "--strict"], "base mixes commits: aaaaaaaaaa, bbbbbbbbbb (A-v1): --allow commits")
