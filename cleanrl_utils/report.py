@@ -39,7 +39,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from cleanrl_utils import fail
+from cleanrl_utils import counted, fail
 from cleanrl_utils.runs import events, figure, results, stats, tables
 from cleanrl_utils.runs.groups import (
     ASIDE,
@@ -665,8 +665,8 @@ def seeds_in_words(groups):
     return runs, sizes
 
 
-def caption_of(behind, tags, smooth):
-    """What a figure shows, in words for its caption."""
+def caption_of(behind, tags, smooth, missing=0):
+    """What a figure shows, in words for its caption; `missing` runs have no curve."""
     groups = [group for own in behind.values() for group in own]
     runs, sizes = seeds_in_words(groups)
     what = "episodic return" if tags == [RETURN] else "value"
@@ -682,6 +682,8 @@ def caption_of(behind, tags, smooth):
     going = sum(not run.ended for group in groups for run in group)
     if going:
         text.append(f"{going} of the runs had not ended.")
+    if missing:
+        text.append(f"Left out: {counted(missing, 'run')} without a curve.")
     smoothing = f" and smoothed over {2 * smooth + 1} of them" if smooth else ""
     text.append(f"Each run is averaged in equal bins{smoothing}.")
     return " ".join(text)
@@ -691,8 +693,8 @@ def write_figure(runs, tags, options):
     panels, behind = panels_of(runs, tags, options)
     if not panels:
         fail(f"--figure: no run has a curve over {'steps' if options.over == 'steps' else 'wall time'}")
-    caption = caption_of(behind, tags, options.smooth)
     drawn = {id(run) for own in behind.values() for group in own for run in group}
+    caption = caption_of(behind, tags, options.smooth, len(runs) - len(drawn))
     pairs = [(run, name) for run, name in zip(runs, group_names(runs, options.labels)) if id(run) in drawn]
     caption = " ".join([caption, *differences_in_words(*zip(*pairs), options.labels)])
     below = caption if options.caption else ""

@@ -100,6 +100,9 @@ def test_settings_metrics_and_time(tmp_path, monkeypatch, capsys):
             write_run(tmp_path, "CartPole-v1", seed, np.arange(50.0), "ppo", total=total)
     flags = ["--metrics", "charts/SPS", "--figure", "x.svg"]
     said = call(monkeypatch, capsys, tmp_path, *flags)
+    write_run(tmp_path, "CartPole-v1", 4, [], "ppo", ended=False)
+    assert "Left out: 1 run without a curve." in call(monkeypatch, capsys, tmp_path, "--figure", "x.svg").out
+    assert "Left out" not in said.out and drawn.pop()
     call(monkeypatch, capsys, tmp_path, *flags, "--over", "time")
     call(monkeypatch, capsys, tmp_path, "--figure", "x.svg", "--smooth", "20")
     assert "over 3 runs (seeds 1 to 3) of each line" in said.out
