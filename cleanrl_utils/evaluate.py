@@ -82,6 +82,11 @@ def load_run(run_dir):
     spec = spec_from_file_location(scripts[0].stem, scripts[0])
     module = sys.modules[spec.name] = module_from_spec(spec)
     try:
+        import gymnasium
+
+        if not hasattr(gymnasium.vector, "AutoresetMode"):
+            version = gymnasium.__version__
+            raise CannotPlay(f"gymnasium {version} is too old for {scripts[0].name}: pip install 'gymnasium>=1.2'")
         spec.loader.exec_module(module)
     except ImportError as error:
         raise CannotPlay(f"{scripts[0].name} needs a package that is not installed: {error}") from error

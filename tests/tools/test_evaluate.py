@@ -179,6 +179,9 @@ def check_wrong_usage(folder, tmp_path, monkeypatch, capsys):
         wrong(f"--output {path}: ", "--output", path, python=False)
     wrong("--capture-video", "--video-folder", tmp_path / "file", python=False)
 
+    with monkeypatch.context() as older:  # as `pip install godot-rl` brings it
+        older.delattr("gymnasium.vector.AutoresetMode")
+        wrong("is too old for ppo.py: pip install 'gymnasium>=")
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:-9])
     wrong("the model does not fit the script: SafetensorError", "--output", tmp_path / "new.json")
