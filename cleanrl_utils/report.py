@@ -578,13 +578,14 @@ def read(options):
         run.env_id, run.exp_name = str(run.env_id), str(run.exp_name)
     envs = named(options.env_ids, {run.env_id for run in found}, "--env-ids")
     names = named(options.exp_names, {run.exp_name for run in found}, "--exp-names")
+    steps = named(list(map(str, options.steps)), {str(run.total_timesteps) for run in found}, "--steps")
     named(list(options.labels), {run.exp_name for run in found}, "--labels")
     shown = Counter(options.labels.get(name, name) for name in {run.exp_name for run in found})
     if twice := [label for label, n in shown.items() if n > 1]:
         fail(f"--labels: {twice[0]} would be the name of several algorithms")
-    found = [run for run in found if run.env_id in envs and run.exp_name in names]
+    found = [run for run in found if run.env_id in envs and run.exp_name in names and str(run.total_timesteps) in steps]
     if not found:
-        fail("no run has both an environment of --env-ids and a name of --exp-names")
+        fail("no run has all that --env-ids, --exp-names and --steps ask for")
     runs, tags = without_duplicates(found), with_values(tags, found)
     for run in runs:
         if run.source == "record":
@@ -830,6 +831,7 @@ def parse_args():
     parser.add_argument("--title", help="title of page, figure and table (default: of a page, the paths)")
     parser.add_argument("--env-ids", nargs="+", default=[], metavar="ID", help="only these environments")
     parser.add_argument("--exp-names", nargs="+", default=[], metavar="NAME", help="only these algorithms")
+    parser.add_argument("--steps", type=int, nargs="+", default=[], metavar="N", help="only runs of so many steps")
     parser.add_argument(
         "--labels", nargs="+", type=pair, default=[], metavar="NAME=TEXT", help="what to call algorithms: ppo=PPO"
     )

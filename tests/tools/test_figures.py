@@ -105,6 +105,10 @@ def test_settings_metrics_and_time(tmp_path, monkeypatch, capsys):
     assert "Left out" not in said.out and drawn.pop()
     call(monkeypatch, capsys, tmp_path, *flags, "--over", "time")
     call(monkeypatch, capsys, tmp_path, "--figure", "x.svg", "--smooth", "20")
+    call(monkeypatch, capsys, tmp_path, "--figure", "x.svg", "--steps", "1000")
+    assert [[line.name for line in part.lines] for part in drawn.pop()] == [["ppo"]], (
+        "no other steps, no need to name them"
+    )
     assert "over 3 runs (seeds 1 to 3) of each line" in said.out
     steps, times, smooth = drawn
     assert np.nanmax(smooth[0].lines[0].y) < 47 < 48 < np.nanmax(steps[0].lines[0].y) <= 49
@@ -258,7 +262,8 @@ def test_colours_are_those_of_the_page():
         (["--figure", "x.pdf", "--env-ids", "CartPol-v1"], "--env-ids: no run has CartPol-v1, there are: CartPole-v1"),
         (["--table", "x.md", "--labels", "pop=PPO"], "--labels: no run has pop, there are: ppo"),
         (["--table", "x.md", "--labels", "dqn=ppo"], "--labels: ppo would be the name of several algorithms"),
-        (["--figure", "x.pdf", "--env-ids", "Other_Env-v0", "--exp-names", "c51"], "no run has both"),
+        (["--figure", "x.pdf", "--env-ids", "Other_Env-v0", "--exp-names", "c51"], "no run has all that --env-ids"),
+        (["--table", "x.md", "--steps", "1000", "900"], "--steps: no run has 900, there are: 1000"),
         (["--figure", "x.pdf", "--width", "-1"], "--columns, --smooth and --width"),
     ],
 )
