@@ -17,7 +17,7 @@ import pytest
 
 from helpers import forks
 from helpers.commands import CONSOLE, SHELL, Reader, blocks, check_text, pages, shell
-from helpers.files import FILES, ROOT, require_for, require_program, script
+from helpers.files import FILES, ROOT, require, require_for, require_program, script
 from helpers.processes import fork_server, inspect_run, run_dir
 
 PAGES = [str(page.relative_to(ROOT)) for page in pages()]
@@ -151,7 +151,7 @@ runpy.run_path(what, run_name="__main__") if what.endswith(".py") else runpy.run
 """
 
 
-def execute(what, arguments, cwd, where=""):
+def execute(what, arguments, cwd, where="", codes=(0,)):
     """Run a tool of ours, or a script, to its end in a fork that has torch imported; returns what it has printed."""
     code = IN_A_FORK.replace("{root}", str(ROOT))
     process = forks.Fork(fork_server("torch"), ["-c", what, *arguments], cwd, code)
@@ -160,7 +160,7 @@ def execute(what, arguments, cwd, where=""):
     finally:
         process.kill()
     command = f"{where}: {what} {' '.join(arguments)}"
-    assert process.returncode == 0, f"{command}: exit code {process.returncode}\n{stdout[-2000:]}{stderr[-2000:]}"
+    assert process.returncode in codes, f"{command}: exit code {process.returncode}\n{stdout[-2000:]}{stderr[-2000:]}"
     return stdout
 
 
@@ -218,6 +218,38 @@ def test_runs_and_what_is_done_with_them(clone):
     for (name, *arguments), where in commands.items():
         execute(f"cleanrl/{name}.py" if name in FEWER else name, arguments, clone, where)
     assert {"ppo", "dqn", "cleanrl_utils.evaluate", "cleanrl_utils.reproduce"} <= {name for name, *_ in commands}
+
+
+def test_the_readme_alone(tmp_path):
+    """What a stranger does with the README, in its order: train, evaluate, resume, two algorithms, figure, compare.
+
+    With fewer steps and three seeds; packages are there, and nothing is looked at.
+    """
+    require_for("ppo")
+    require("matplotlib")
+    (tmp_path / "cleanrl").symlink_to(ROOT / "cleanrl")
+    done = []
+    for where, words in all_commands():
+        what = " ".join(words[:3] if words[:2] == ["python", "-m"] else words[:2]).removeprefix("python ")
+        if not where.startswith("README.md") or "--track" in words or re.search("Hopper|Cheetah|NoFrame", str(words)):
+            continue
+        for steps, fewer in (("50000", "512"), ("100000", "1024"), ("1000000", "2048")):
+            words = [re.sub(rf"\b{steps}\b", fewer, word) for word in words]
+        words = ["3" if before == "--num-seeds" else word for before, word in zip(["", *words], words)]
+        if what == "make train":
+            done.append(what)
+            execute("cleanrl/ppo.py", ["--save-model", "--total-timesteps", "1536"], tmp_path, where)
+        elif what == "cleanrl/ppo.py":
+            done.append("resume" if "--resume" in words else what)
+            execute(what, words[2:], tmp_path, where)
+        elif re.fullmatch("-m cleanrl_utils.(evaluate|benchmark|report|compare)", what):
+            done.append(what.split(".")[1])
+            said = execute(what[3:], words[3:], tmp_path, where, codes=(0, 1) if "compare" in what else (0,))
+            assert "compare" not in what or re.search(r"\| CartPole-v1 \|.*\| 3 / 3 \|", said), said
+    order = ["make train", "evaluate", "resume", "cleanrl/ppo.py", "benchmark", "benchmark", "report", "compare"]
+    assert done == order and (tmp_path / "curves.png").stat().st_size > 10_000
+    (row,) = re.findall(r"(?m)^\| CartPole.*", (tmp_path / "scores.md").read_text())
+    assert re.fullmatch(r"\| CartPole-v1 \| .*\[.*\] \| .*\[.*\] \|", row), row
 
 
 def cut(words, option):

@@ -1,9 +1,12 @@
 """The README and the pages name every file as it is."""
 
 import re
+import shlex
+import sys
 import tomllib
 
-from helpers.files import LINEAGE, ROOT, default, each
+from cleanrl_utils import report
+from helpers.files import LINEAGE, ROOT, default, each, require
 
 
 @each()
@@ -40,3 +43,28 @@ def test_extras():
 def test_every_file_has_an_example(name):
     page = (ROOT / "docs/get-started/examples.md").read_text()
     assert re.search(rf"(?m)^(?:python|   ) cleanrl/{name}\.py ", page)
+
+
+def test_first_screen():
+    """The idea, a picture, the diff and the first command come first, and the page stays short."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (path, *_) = [match[1] for line in lines[:10] if (match := re.match(r"!\[.+\]\((.+)\)$", line))]
+    assert (ROOT / path).stat().st_size < 500_000
+    assert lines.index("```diff") < 25 and lines.index("```bash") < 50
+    text = re.sub("(?s)<!-- files -->.*<!-- /files -->", "", "\n".join(lines))
+    assert len(text.splitlines()) < 200 and len(text.split()) < 1300
+
+
+def test_the_picture_is_of_the_records(tmp_path, monkeypatch, capsys):
+    """What its caption says of runs, seeds and ends is what the command of docs/report.md says of them now."""
+    require("matplotlib")
+    page = (ROOT / "docs/report.md").read_text()
+    block = re.search(r"(?s)### The picture of the README\n\n```bash\n(.*?)```", page)[1]
+    words = shlex.split(block.replace("\\\n", " "))[3:]
+    picture = ROOT / words[words.index("--figure") + 1]
+    words[words.index("--figure") + 1] = str(tmp_path / "again.svg")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["report", *words])
+    report.main()
+    caption = capsys.readouterr().out.split("Caption:\n  ")[1].strip()
+    assert caption.encode() in picture.read_bytes(), "make it anew"
