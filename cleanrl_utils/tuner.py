@@ -39,6 +39,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from cleanrl_utils import fail
 from cleanrl_utils.engines.local import gpu_share, thread_limits, visible_gpus
 from cleanrl_utils.runs.events import follow
 from cleanrl_utils.runs.folder import script_flags
@@ -626,3 +627,7 @@ class Tuner:
         for env_id in self.target_scores:
             command = ["python", str(self.script), "--env-id", env_id, "--seed", "1", *best.user_attrs["arguments"]]
             print(f"  {shlex.join(command)}")
+
+
+if __name__ == "__main__":
+    fail("for Python, from cleanrl_utils.tuner import Tuner; the command is python -m cleanrl_utils.tune --help")

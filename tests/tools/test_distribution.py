@@ -30,6 +30,14 @@ def test_usage_lines(path):
     assert named == [f"python -m {module}"] * len(makers)
 
 
+def test_every_tool_answers():
+    """What is at the top of cleanrl_utils is a command, or says which one is; none ends in silence."""
+    for path in set((ROOT / "cleanrl_utils").glob("*.py")) - {ROOT / "cleanrl_utils/__init__.py"}:
+        assert path in COMMANDS or '__name__ == "__main__":\n    fail(' in path.read_text(), path.name
+    require("optuna")
+    assert "python -m cleanrl_utils.tune --help" in run_module("cleanrl_utils.tuner", "--help", cwd=ROOT, code=2).stderr
+
+
 def packages():
     require("setuptools")
     from setuptools import find_namespace_packages
