@@ -35,7 +35,8 @@ def test_extras():
         extra = path.stem.removeprefix("requirements-").replace("_", "-")
         assert extra in extras and path.read_text() == f"-e .[{extra}]\n"
         assert f"`{extra}`" in page or path.name in page, f"installation.md does not name {path.name}"
-    assert (ROOT / "requirements/requirements-memory_gym.txt").is_file(), "as the original has it"
+    for name in "memory_gym", "dm_control", "optuna":
+        assert (ROOT / f"requirements/requirements-{name}.txt").is_file(), "as the original has it"
     assert (ROOT / "requirements/requirements.txt").read_text() == "-e .\n"
 
 
