@@ -215,7 +215,9 @@ def test_runs_and_what_is_done_with_them(clone):
             words = [path for word in words for path in glob.glob(word, root_dir=clone) or [word]]
             words = [word for word in cut(words, "--steps") if word != "--capture-video"]
             commands[tuple([tool[1], *words])] = where
-    for (name, *arguments), where in commands.items():
+    for (name, *arguments), where in sorted(
+        commands.items(), key=lambda item: "latest" in item[0]
+    ):  # not yet the first
         execute(f"cleanrl/{name}.py" if name in FEWER else name, arguments, clone, where)
     assert {"ppo", "dqn", "cleanrl_utils.evaluate", "cleanrl_utils.reproduce"} <= {name for name, *_ in commands}
 
