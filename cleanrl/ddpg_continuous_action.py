@@ -113,10 +113,9 @@ class Actor(nn.Module):
         hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True)]
         hidden += [nn.Linear(256, 256), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*hidden, nn.Linear(256, len(space.low)), nn.Tanh())
-        low, high = torch.tensor(np.stack([space.low, space.high]), dtype=torch.float32)
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-        self.register_buffer("scale", (high - low) / 2)
+        self.low = nn.Buffer(torch.tensor(space.low, dtype=torch.float32))
+        self.high = nn.Buffer(torch.tensor(space.high, dtype=torch.float32))
+        self.scale = nn.Buffer((self.high - self.low) / 2)
 
     def forward(self, obs):  # rounding does not take the action out of the bounds
         return self.low.lerp(self.high, (self.layers(obs) + 1) / 2)
@@ -614,12 +613,11 @@ if __name__ == "__main__":
     parts |= {"actor_optimizer": actor_optimizer, "qf_optimizer": qf_optimizer}
     global_step = run.restore(parts | {"replay": replay, "rng": rng})
     gradient_steps = run.saved.get("gradient_steps", 0)
-    low, high = envs.single_action_space.low, envs.single_action_space.high
     obs = envs.reset(seed=args.seed + global_step)[0].astype(np.float32)
     while global_step < args.total_timesteps:
         # Act
         if global_step < args.learning_starts:
-            actions = rng.uniform(low, high, size=(args.num_envs, action_dim)).astype(np.float32)
+            actions = rng.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
         else:
             actions = act(torch.from_numpy(obs)).cpu().numpy()
 
