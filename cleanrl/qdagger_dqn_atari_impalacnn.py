@@ -762,10 +762,13 @@ class PhasedRun(Run):
             for name in ("model.safetensors", "args.json"):
                 shutil.copyfile(teacher_dir / name, self.dir / "teacher" / name)
 
-    def score(self, policy, envs, name, step):
-        """The mean return of a policy; a signal ends the games at once, as there is a fresh checkpoint."""
+    def score(self, network, device, name, step):
+        """The mean return of a network; a signal ends the games at once, as there is a fresh checkpoint."""
+        args = self.args
+        envs = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
+        policy = epsilon_greedy(network, envs.single_action_space.n, args.end_e, device)
         ending = lambda obs: self.end_if_asked(self.step) or policy(obs)  # noqa: E731
-        returns = evaluate(ending, envs, seed=self.args.seed + 2**30)
+        returns = evaluate(ending, envs, seed=args.seed + 2**30)
         self.say(f"{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
         phase = "teacher" if name == "Teacher" else "offline"
         self.writer.add_scalar(f"charts/{phase}/avg_episodic_return", returns.mean(), step)
@@ -845,17 +848,12 @@ if __name__ == "__main__":
     if device.type == "cuda" and args.cuda_graphs:
         act, teacher_act, update = cuda_graph(act), cuda_graph(teacher_act), cuda_graph(update)
 
-    def score(network, name, step):
-        policy = epsilon_greedy(network, num_actions, args.end_e, device)
-        games = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
-        return run.score(policy, games, name, step)
-
     # Teacher phase
     parts = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
     global_step = run.restore(parts | {"replay": replay, "rng": rng})
     teacher_step, teacher_return = run.saved.get("teacher_step", 0), run.saved.get("teacher_return", 0.0)
     if teacher_step == 0:
-        teacher_return = score(teacher, "Teacher", 0)
+        teacher_return = run.score(teacher, device, "Teacher", 0)
     counters = {"teacher_return": teacher_return}
     if teacher_step < args.teacher_steps:
         obs, *games = begin(envs, replay, args.seed + teacher_step)
@@ -876,7 +874,7 @@ if __name__ == "__main__":
     run.enter(offline_step, args.offline_steps)
     while offline_step < args.offline_steps:
         if offline_step % 100_000 == 0 and offline_step > 0:
-            score(q_network, "Student", offline_step)
+            run.score(q_network, device, "Student", offline_step)
         td_loss, q_values, loss, distill_loss = update(*draw()).values()
         offline_step += 1
         if offline_step % args.target_network_frequency == 0:
@@ -893,7 +891,7 @@ if __name__ == "__main__":
         run.save(run.state(0, **counters))
         for path in (run.dir / "teacher").glob("replay-*.gz"):
             path.unlink()
-        score(q_network, "Student", offline_step)
+        run.score(q_network, device, "Student", offline_step)
 
     # Training loop
     run.enter(global_step, args.total_timesteps)

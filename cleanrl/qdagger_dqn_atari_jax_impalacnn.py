@@ -351,6 +351,29 @@ def play_step(envs, replay, actions, stacks, lives):
     return (next_obs, stacks, infos["lives"]), reward, done
 
 
+def teacher_phase(run, envs, replay, act, rng):
+    """Score the teacher, and let it play into the replay, less and less at random."""
+    args, step = run.args, run.saved.get("teacher_step", 0)
+    teacher_return = run.saved.get("teacher_return", 0.0)
+    if step == 0:
+        teacher_return = run.score(act, "Teacher", 0)
+    counters = {"teacher_return": teacher_return}
+    if step < args.teacher_steps:
+        obs, *games = begin(envs, replay, args.seed + step)
+    run.enter(step, args.teacher_steps)
+    while step < args.teacher_steps:
+        epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, step)
+        actions = explore(act, obs, epsilon, envs.single_action_space.n, rng)
+        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
+        step += args.num_envs
+        if step % args.train_frequency < args.num_envs:
+            replay.flush()
+        last = step >= args.teacher_steps
+        if step % 100 < args.num_envs or last:
+            run.checkpoint_phase(step, last, teacher_step=step, **counters)
+    return counters | {"teacher_step": step}
+
+
 def empty(replay, folder):
     """Begin anew, in place."""
     replay.frames.end = replay.rows.end = 0
@@ -724,8 +747,10 @@ class PhasedRun(Run):
             for name in ("model.safetensors", "args.json"):
                 shutil.copyfile(teacher_dir / name, self.dir / "teacher" / name)
 
-    def score(self, policy, envs, name, step):
-        """The mean return of a policy; a signal ends the games at once, as there is a fresh checkpoint."""
+    def score(self, greedy, name, step):
+        """The mean return of a network; a signal ends the games at once, as there is a fresh checkpoint."""
+        envs = make_envs(self.args.env_id, self.args.teacher_eval_episodes, life_loss=False)
+        policy = epsilon_greedy(greedy, envs.single_action_space.n, self.args.end_e)
         ending = lambda obs: self.end_if_asked(self.step) or policy(obs)  # noqa: E731
         returns = evaluate(ending, envs, seed=self.args.seed + 2**30)
         self.say(f"{name} on held-out seeds: {returns.mean():.2f} +- {returns.std():.2f}")
@@ -808,11 +833,6 @@ if __name__ == "__main__":
             "losses": learner["losses"] + logged,
         }
 
-    def score(greedy, name, step):
-        policy = epsilon_greedy(greedy, num_actions, args.end_e)
-        games = make_envs(args.env_id, args.teacher_eval_episodes, life_loss=False)
-        return run.score(policy, games, name, step)
-
     def take_losses():
         """The means since they were last taken."""
         global num_updates
@@ -831,30 +851,13 @@ if __name__ == "__main__":
         replay.load_state_dict(run.saved["replay"])
         rng.bit_generator.state = json.loads(run.saved["rng"])
     run.begin(state)
-    teacher_step, teacher_return = run.saved.get("teacher_step", 0), run.saved.get("teacher_return", 0.0)
-    if teacher_step == 0:
-        teacher_return = score(partial(teacher_act, teacher_params), "Teacher", 0)
-    counters = {"teacher_return": teacher_return}
-    if teacher_step < args.teacher_steps:
-        obs, *games = begin(envs, replay, args.seed + teacher_step)
-    run.enter(teacher_step, args.teacher_steps)
-    while teacher_step < args.teacher_steps:
-        epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, teacher_step)
-        actions = explore(partial(teacher_act, teacher_params), obs, epsilon, num_actions, rng)
-        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
-        teacher_step += args.num_envs
-        if teacher_step % args.train_frequency < args.num_envs:
-            replay.flush()
-        last = teacher_step >= args.teacher_steps
-        if teacher_step % 100 < args.num_envs or last:
-            run.checkpoint_phase(teacher_step, last, teacher_step=teacher_step, **counters)
-    counters["teacher_step"] = teacher_step
+    counters = teacher_phase(run, envs, replay, partial(teacher_act, teacher_params), rng)
 
     # Offline phase
     run.enter(offline_step, args.offline_steps)
     while offline_step < args.offline_steps:
         if offline_step % 100_000 == 0 and offline_step > 0:
-            score(partial(act, learner["params"]), "Student", offline_step)
+            run.score(partial(act, learner["params"]), "Student", offline_step)
         learner = update(learner, teacher_params, replay.stored(), 1.0)
         num_updates += 1
         offline_step += 1
@@ -873,7 +876,7 @@ if __name__ == "__main__":
         run.save(run.state(0, **counters))
         for path in (run.dir / "teacher").glob("replay-*.gz"):
             path.unlink()
-        score(partial(act, learner["params"]), "Student", offline_step)
+        run.score(partial(act, learner["params"]), "Student", offline_step)
 
     # Training loop
     run.enter(global_step, args.total_timesteps)
@@ -891,7 +894,7 @@ if __name__ == "__main__":
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:
             replay.flush()
-            distill_coeff = distillation_weight(run.recent_returns, teacher_return)
+            distill_coeff = distillation_weight(run.recent_returns, counters["teacher_return"])
         for _ in range(due if global_step > args.learning_starts else 0):
             learner = update(learner, teacher_params, replay.stored(), distill_coeff)
             num_updates += 1
