@@ -23,5 +23,5 @@ def make(robot, **options):
     return NoVelocities(gym.make(robot, **options))
 
 
-for robot in ("HalfCheetah", "Hopper", "Walker2d"):
+for robot in ("HalfCheetah", "Hopper", "InvertedPendulum", "Walker2d"):
     gym.register(f"{robot}NoVelocities-v4", make, kwargs={"robot": f"{robot}-v4"})
