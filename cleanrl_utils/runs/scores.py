@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from cleanrl_utils.runs.results import curve_edges, curve_name, references
+from cleanrl_utils.runs.results import ROOT, curve_edges, curve_name, references
 
 COLUMNS = "file,env_id,steps,seeds,score_mean,score_std,scores,reference_mean,reference_std,command,commit,packages"
 PACKAGES = ("gymnasium", "gymnax", "ale-py", "envpool", "mujoco", "godot_rl", "torch", "jax")
@@ -19,6 +19,13 @@ def digits(value):
 def packages_of(run):
     """The packages that a score may depend on, with their versions."""
     return " ".join(f"{name}={run.packages[name]}" for name in PACKAGES if name in run.packages)
+
+
+def command_of(run):
+    """The command of a run without its seed; if its environment is in the tests' helpers, with the path to them."""
+    module, helpers = run.env_id.rpartition(":")[0], "tests/helpers"
+    where = f"PYTHONPATH={helpers} " if module and (ROOT / helpers / f"{module}.py").exists() else ""
+    return where + re.sub(r" --seed \d+", "", run.command)
 
 
 def reference_score(reference, group, args):
@@ -57,7 +64,7 @@ def write_rows(groups, output, reference=None):
             "scores": " ".join(map(digits, scores)),
             "reference_mean": mean,
             "reference_std": std,
-            "command": re.sub(r" --seed \d+", "", runs[0].command),
+            "command": command_of(runs[0]),
             "commit": " ".join(sorted({run.commit[:10] for run in runs})),
             "packages": packages_of(runs[0]),
         }

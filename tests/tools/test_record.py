@@ -53,6 +53,17 @@ def test_what_is_written(tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
+def test_commands_can_be_repeated(tmp_path):
+    """Without the seed, of which a row has several, and with the path to environments that the tests bring."""
+    for env_id in ("A-v1", "no_such_module:A-v1", "proof_of_memory:ProofofMemory-v0"):
+        write_run(tmp_path / "runs", env_id, 1, [1.0] * 3)
+    main(Options([tmp_path / "runs"], tmp_path / "scores.csv"))
+    commands = {row["env_id"]: row["command"] for row in csv.DictReader((tmp_path / "scores.csv").open())}
+    assert commands["A-v1"].startswith("python cleanrl/ppo.py") and "--seed" not in commands["A-v1"]
+    assert commands["no_such_module:A-v1"].startswith("python ")
+    assert commands["proof_of_memory:ProofofMemory-v0"].startswith("PYTHONPATH=tests/helpers python cleanrl/ppo.py")
+
+
 def test_one_run_of_a_seed(tmp_path):
     """Two versions in one folder are told apart by their commits, and not mixed."""
     for commit, level in (("a" * 40, 1.0), ("b" * 40, 2.0)):
