@@ -62,7 +62,7 @@ def choose(runs, options):
         returns = evaluate_run(folder, options.choosing, seed=seed + CHOOSING, cpu=True)
         means[seed] = float(np.mean(returns))
         print(f"{folder.name}: {means[seed]:.2f} over {len(returns)} episodes", flush=True)
-    best = max(means, key=means.get)
+    best = max(sorted(means), key=means.get)
     return best, means[best]
 
 
