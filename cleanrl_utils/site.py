@@ -274,8 +274,9 @@ def add_parts(site, page, text):
         return site.part(f"curves {page} {' '.join([*names, *envs])}", content) if content else ""
 
     def around_table(section):
-        def around(match):  # a score may be broken in front of its interval only
+        def around(match):  # a score may be broken in front of its interval only, a long name between its words
             rows = re.sub(r"(?<=,) (?=[-\d.]+\])| (?=±)|(?<=±) |(?<=of) |(?<=after) ", "\u00a0", match[0])
+            rows = re.sub(r"\b[A-Za-z]{24,}-v\d+ \|", lambda name: re.sub(r"\B(?=[A-Z])", "<wbr>", name[0]), rows)
             return CARDS.format("results", rows)
 
         return re.sub(r"(?ms)^\| File .*?(?=\n\n)", around, section, count=1)
