@@ -1,5 +1,6 @@
 """python -m cleanrl_utils.benchmark: every cell once, whatever is killed, and nothing twice at once."""
 
+import csv
 import json
 import os
 import re
@@ -485,10 +486,12 @@ def test_a_run_that_needs_another(folder):
 def test_skips_what_is_recorded():
     out = finish(start(ROOT, "--suite", "benchmark/suites/proof.toml", "--skip-recorded"))
     assert " cleanrl/ppo.py " not in out
-    argv = ["--command", "python cleanrl/ppo.py", "--env-ids", "CartPole-v1", "--num-seeds", 4, "--skip-recorded"]
-    assert finish(start(ROOT, *argv)).splitlines() == ["python cleanrl/ppo.py --env-id CartPole-v1 --seed 4"]
+    rows = csv.DictReader((ROOT / "benchmark/results/ppo.csv").open())
+    (new,) = (len(row["seeds"].split()) + 1 for row in rows if row["env_id"] == "CartPole-v1")  # 1, 2, 3, ... are there
+    argv = ["--command", "python cleanrl/ppo.py", "--env-ids", "CartPole-v1", "--num-seeds", new, "--skip-recorded"]
+    assert finish(start(ROOT, *argv)).splitlines() == [f"python cleanrl/ppo.py --env-id CartPole-v1 --seed {new}"]
     argv[1] += " --gamma 0.9"
-    assert len(finish(start(ROOT, *argv)).splitlines()) == 4
+    assert len(finish(start(ROOT, *argv)).splitlines()) == new
 
 
 def test_wrong_usage(folder):
