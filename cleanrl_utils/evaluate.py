@@ -181,6 +181,19 @@ def film(module, args, run_dir, device, seed, deterministic, path):
     raise CannotPlay("100 episodes were too short for a clip: leave --capture-video out")
 
 
+@contextmanager
+def stand_in(name, module):
+    """A module in place of another. patch.dict would forget what is imported meanwhile, and NumPy loads its parts once."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+
+
 def watch(module, args, run_dir, device, seed, deterministic, window):
     """Show an episode in a window and return its return: what would film it shows each image instead."""
     returns, rewards, evaluate = [], [], module.evaluate
@@ -215,7 +228,7 @@ def watch(module, args, run_dir, device, seed, deterministic, window):
 
     no_film = SimpleNamespace(ImageSequenceClip=lambda *_, **__: SimpleNamespace(write_videofile=lambda *_, **__: None))
     with (
-        patch.dict(sys.modules, moviepy=no_film),
+        stand_in("moviepy", no_film),
         patch.object(module.gym.wrappers, "RecordVideo", Shown),
         patch.object(module, "evaluate", noted),
         filmed_episodes(module, args, run_dir, device, seed, deterministic, watched) as (episode, _),

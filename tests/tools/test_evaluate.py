@@ -3,6 +3,7 @@
 test_life.py plays the policy of every file in both modes.
 """
 
+import importlib
 import json
 import os
 import re
@@ -52,6 +53,26 @@ def check_window(folder):
     assert {(len(shape), shape[2], kind) for shape, kind, *_ in images} == {(3, 3, "uint8")}
     assert args["env_id"] != "CartPole-v1" or len(images) - returns in (1, 2), "each step, and one or two resets"
     assert "moviepy" not in sys.modules or hasattr(sys.modules["moviepy"], "VideoFileClip"), "left changed"
+
+
+def test_what_is_imported_meanwhile_stays(tmp_path, monkeypatch):
+    from cleanrl_utils.evaluate import stand_in
+
+    for name in ("shown", "helper_of_shown"):
+        (tmp_path / f"{name}.py").write_text("loaded = object()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import shown
+
+    with stand_in("shown", None), pytest.raises(ImportError):
+        import helper_of_shown
+
+        first = helper_of_shown.loaded
+        importlib.import_module("shown")
+    assert importlib.import_module("shown") is shown
+    assert importlib.import_module("helper_of_shown").loaded is first
+    with stand_in("not_there", shown):
+        assert importlib.import_module("not_there") is shown
+    assert "not_there" not in sys.modules
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if "from moviepy import" in script(name).read_text()])
