@@ -183,7 +183,7 @@ def film(module, args, run_dir, device, seed, deterministic, path):
 
 @contextmanager
 def stand_in(name, module):
-    """A module in place of another. patch.dict would forget what is imported meanwhile, and NumPy loads its parts once."""
+    """A module in place of another. What is imported meanwhile stays, as it would not with patch.dict."""
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
