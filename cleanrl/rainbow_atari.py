@@ -14,14 +14,15 @@ Differs from c51_atari.py:
 5. prioritised: a transition is drawn in proportion to its last loss + `--prioritized-replay-eps`,
    to the power `--prioritized-replay-alpha`; its loss has a weight that corrects for this, wholly
    at the end of training;
-6. learning rate 6.25e-5, Adam's epsilon 1.5e-4, a copy every 8,000 steps, `--tau` of dqn_atari.py.
+6. learning rate 6.25e-5, a copy every 8,000 steps, `--tau` of dqn_atari.py.
 
 Differs from the paper:
 1. noise is drawn for each observation, not for each batch, so that environments explore by themselves;
 2. the priority is the cross-entropy, as published: the KL divergence plus the target's entropy;
 3. weights are divided by the largest in the batch; an episode cut off by a time limit is bootstrapped;
 4. `--tau` below 1 moves the target network a step towards the online network;
-5. learning starts after 80,000 steps, where the paper has 20,000.
+5. learning starts after 80,000 steps, where the paper has 20,000;
+6. Adam's epsilon is 1e-8; the paper has 1.5e-4, a hundred times what most gradients are here.
 
 Run: python rainbow_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """
@@ -781,7 +782,7 @@ if __name__ == "__main__":
     target_weights.copy_(weights.detach())
     support = torch.linspace(args.v_min, args.v_max, args.n_atoms, device=device)
     lr = torch.tensor(args.learning_rate, device=device)
-    optimizer = torch.optim.Adam([weights], lr, eps=1.5e-4, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam([weights], lr, eps=1e-8, fused=True, capturable=device.type == "cuda")
 
     # Storage
     buffer_bytes, buffer_device = args.buffer_size * int(np.prod(obs_shape[1:])), args.buffer_device
