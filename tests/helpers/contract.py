@@ -19,7 +19,7 @@ NAMES = {  # for whom -> names
     "replay": "replay q_network target_network target_weights epsilon gradient_steps learner",
     "actors and critics": """
         actor qf target_qf target_qf_weights actor_optimizer qf_optimizer alpha_optimizer log_alpha target_entropy
-        update_qf learn action low high action_dim
+        update_qf qf_means learn action low high action_dim
     """,
     "atoms": "support",
     "memory": "initial_state act_state starts b_starts b_inds minibatch_envs",
