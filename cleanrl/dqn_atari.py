@@ -251,24 +251,6 @@ def dqn_loss(q_values, action, target):
     return td_loss, {"td_loss": td_loss, "q_values": q_value.mean()}
 
 
-def record_video(policy, env_id, seed, path):
-    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
-    from moviepy import ImageSequenceClip
-
-    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
-    frames = [twin.reset(seed=seed)[0][0, 0]]
-
-    def film(obs):
-        action = policy(obs)
-        frames.append(twin.step(action)[0][0, 0])
-        del frames[4500:]  # five minutes are enough
-        return action
-
-    evaluate(film, make_envs(env_id, 1, False), seed)
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
-
-
 # What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
@@ -322,6 +304,8 @@ def parse_args():
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     if not hasattr(gym.vector, "AutoresetMode"):
         fail(f"gymnasium {gym.__version__} is too old for this: pip install 'gymnasium>=1.2'")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # robots are drawn without a screen; before MuJoCo is imported
     args.save_model |= args.upload_model
     return args
 
@@ -599,6 +583,24 @@ def evaluate(policy, envs, seed):
         returns += running * reward
         running &= ~(terminated | truncated)
     return returns
+
+
+def record_video(policy, env_id, seed, path):
+    """A game of the policy, filmed by a twin in colour that gets the same seed and the same actions."""
+    from moviepy import ImageSequenceClip
+
+    twin = make_envs(env_id, 1, False, grayscale=False, img_height=210, img_width=160, stack_num=1)
+    frames = [twin.reset(seed=seed)[0][0, 0]]
+
+    def film(obs):
+        action = policy(obs)
+        frames.append(twin.step(action)[0][0, 0])
+        del frames[4500:]  # five minutes are enough
+        return action
+
+    evaluate(film, make_envs(env_id, 1, False), seed)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
 if __name__ == "__main__":

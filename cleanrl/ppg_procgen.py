@@ -331,24 +331,6 @@ def aux_loss(logprobs, newvalue, new_aux_value, old_logprobs, target, args):
     return loss, logged | {"aux/real_value_loss": real_value_loss}
 
 
-def film_level(policy, env_id, levels, seed, path):
-    """An episode of the policy, with the images that it sees, enlarged."""
-    from moviepy import ImageSequenceClip
-
-    images = {"render_mode": "rgb_array", "render_width": 256, "render_height": 256}
-    envs, frames = make_envs(env_id, 1, **levels, **images), []
-
-    def film(obs):
-        frames.append(envs.pool.render()[0])
-        del frames[4500:]  # five minutes are enough
-        return policy(obs)
-
-    evaluate(film, envs, seed)
-    envs.close()
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
-
-
 # What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
@@ -402,6 +384,8 @@ def parse_args():
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     if not hasattr(gym.vector, "AutoresetMode"):
         fail(f"gymnasium {gym.__version__} is too old for this: pip install 'gymnasium>=1.2'")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # robots are drawn without a screen; before MuJoCo is imported
     args.save_model |= args.upload_model
     return args
 
@@ -679,6 +663,24 @@ def evaluate(policy, envs, seed):
         returns += running * reward
         running &= ~(terminated | truncated)
     return returns
+
+
+def film_level(policy, env_id, levels, seed, path):
+    """An episode of the policy, with the images that it sees, enlarged."""
+    from moviepy import ImageSequenceClip
+
+    images = {"render_mode": "rgb_array", "render_width": 256, "render_height": 256}
+    envs, frames = make_envs(env_id, 1, **levels, **images), []
+
+    def film(obs):
+        frames.append(envs.pool.render()[0])
+        del frames[4500:]  # five minutes are enough
+        return policy(obs)
+
+    evaluate(film, envs, seed)
+    envs.close()
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
 class RunOfPhases(Run):

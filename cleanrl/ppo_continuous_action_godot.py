@@ -455,6 +455,8 @@ def parse_args():
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     if not hasattr(gym.vector, "AutoresetMode"):
         fail(f"gymnasium {gym.__version__} is too old for this: pip install 'gymnasium>=1.2'")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # robots are drawn without a screen; before MuJoCo is imported
     args.save_model |= args.upload_model
     return args
 

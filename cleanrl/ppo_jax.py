@@ -288,17 +288,6 @@ def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, a
     return loss, jnp.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac])
 
 
-def film_episode(policy, env_id, seed, path):
-    """An episode of the policy in Gymnasium's environment of that name: gymnax's cannot be rendered."""
-    env = gym.make(env_id, render_mode="rgb_array")
-    env = gym.wrappers.RecordVideo(env, str(path.parent), name_prefix=path.name)
-    obs, done = env.reset(seed=seed)[0], False
-    while not done:
-        obs, _, terminated, truncated, _ = env.step(policy(obs[None])[0])
-        done = terminated or truncated
-    env.close()
-
-
 # What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
@@ -352,6 +341,8 @@ def parse_args():
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     if not hasattr(gym.vector, "AutoresetMode"):
         fail(f"gymnasium {gym.__version__} is too old for this: pip install 'gymnasium>=1.2'")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # robots are drawn without a screen; before MuJoCo is imported
     args.save_model |= args.upload_model
     return args
 
@@ -577,6 +568,17 @@ def evaluate(policy, envs, seed):
         returns += running * reward
         running &= ~(terminated | truncated)
     return returns
+
+
+def film_episode(policy, env_id, seed, path):
+    """An episode of the policy in Gymnasium's environment of that name: gymnax's cannot be rendered."""
+    env = gym.make(env_id, render_mode="rgb_array")
+    env = gym.wrappers.RecordVideo(env, str(path.parent), name_prefix=path.name)
+    obs, done = env.reset(seed=seed)[0], False
+    while not done:
+        obs, _, terminated, truncated, _ = env.step(policy(obs[None])[0])
+        done = terminated or truncated
+    env.close()
 
 
 class SeedsRun(Run):

@@ -267,23 +267,6 @@ def ppo_loss(newlogprob, entropy, newvalue, logprob, value, advantage, target, a
     return loss, logged | {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
 
 
-def film_match(policy, envs, seed, path):
-    """A game of the policy against itself, in colour."""
-    from moviepy import ImageSequenceClip
-
-    frames = []
-
-    def film(obs):
-        frames.append(envs.games[0].ale.getScreenRGB())
-        del frames[4500:]  # five minutes are enough
-        return policy(obs)
-
-    evaluate(film, envs, seed)
-    envs.close()
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
-
-
 # What a run needs besides its algorithm: the same text in every file, skip it at first reading
 
 
@@ -337,6 +320,8 @@ def parse_args():
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     if not hasattr(gym.vector, "AutoresetMode"):
         fail(f"gymnasium {gym.__version__} is too old for this: pip install 'gymnasium>=1.2'")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # robots are drawn without a screen; before MuJoCo is imported
     args.save_model |= args.upload_model
     return args
 
@@ -614,6 +599,23 @@ def evaluate(policy, envs, seed):
         returns += running * reward
         running &= ~(terminated | truncated)
     return returns
+
+
+def film_match(policy, envs, seed, path):
+    """A game of the policy against itself, in colour."""
+    from moviepy import ImageSequenceClip
+
+    frames = []
+
+    def film(obs):
+        frames.append(envs.games[0].ale.getScreenRGB())
+        del frames[4500:]  # five minutes are enough
+        return policy(obs)
+
+    evaluate(film, envs, seed)
+    envs.close()
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=15).write_videofile(path, logger=None)
 
 
 class RunOfPlayers(Run):

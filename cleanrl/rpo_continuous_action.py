@@ -272,6 +272,8 @@ def parse_args():
             fail(f"--track needs wandb and --capture-video moviepy: pip install {package}")
     if not hasattr(gym.vector, "AutoresetMode"):
         fail(f"gymnasium {gym.__version__} is too old for this: pip install 'gymnasium>=1.2'")
+    if args.capture_video and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # robots are drawn without a screen; before MuJoCo is imported
     args.save_model |= args.upload_model
     return args
 
@@ -561,8 +563,6 @@ if __name__ == "__main__":
         fail(f"--num-minibatches must divide {batch_size} steps into parts of two steps or more")
     if num_iterations == 0:
         fail(f"--total-timesteps must be at least one rollout of {batch_size} steps")
-    if args.capture_video and sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen; before MuJoCo is imported
     try_envs(args, args.env_id, 1)
     run = Run(args, num_iterations * batch_size)
 

@@ -2,12 +2,13 @@
 
 Rules, by the name that a finding carries:
   lineage  every file has a table in cleanrl/lineage.toml and every table a file; parents exist and form no cycle
-  order    from top to bottom: imports, Args, environments, networks, equations, the marked block, the main block; in
-           Args hyperparameters come first, then the flags of every run, from exp_name on
+  order    from top to bottom: imports, Args, environments, networks, equations, the marked block, a function that films
+           (film_* or record_*), the main block; in Args hyperparameters come first, then the flags of every run, from
+           exp_name on
   block    the marked block of what a run needs besides its algorithm, from its comment to the end of `evaluate`, is the
            same text in all files of a backend; its methods that use no backend are the same in both
-  budget   all that a reader reads, that is all but the block, has at most `lines` lines, and at most `changed` lines
-           added + deleted against that of the `parent`; the main block has at most 170, or `main`
+  budget   all that a reader reads, that is all but the block and what films, has at most `lines` lines, and at most
+           `changed` lines added + deleted against that of the `parent`; the main block has at most 170, or `main`
   import   nothing is imported from the repository (cleanrl, cleanrl_utils, benchmark, tests, a neighbouring file)
   drift    outside the block, too, a top-level function or class has the same text in every file; exempt are Args,
            make_env, make_envs, load_policy and networks (Agent, QNetwork, Actor, SoftQNetwork, subclasses of Module);
@@ -52,6 +53,7 @@ BACKENDS = {"torch", "jax", "flax", "optax"}
 PACKAGES = {"torch.utils.tensorboard": "tensorboard", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml"}
 PACKAGES |= {"PyQt5": "pyqt5-qt5"}  # the libraries, without their Python bindings
 MARK, END, FIRST_RUN_FLAG = "# What a run needs besides its algorithm", "evaluate", "exp_name"
+FILM = re.compile(r"(film|record)_\w+")
 HEADINGS = "Checks|Seeding|Environments, agent and optimizer|Storage|Training loop|Save and close".split("|")
 LOOP_HEADINGS, OPTIONAL = ["Act", "Targets", "Learn", "Log", "Checkpoint"], {"Targets"}
 SHARED_TEXT = ("Seeding", "Save and close")
@@ -113,8 +115,10 @@ class File:
         return self.block[0] <= node.lineno <= self.block[1]
 
     def to_read(self):
-        """The lines that a reader reads: all but the block and the empty lines before it."""
-        return self.lines[: max(0, self.block[0] - 3)] + self.lines[self.block[1] :]
+        """The lines that a reader reads: all but the block, what films, and the empty lines before each."""
+        films = [self.span(name) for name in self.defs if FILM.fullmatch(name)]
+        left_out = {i for first, last in (self.block, *films) for i in range(first - 2, last + 1)}
+        return [line for i, line in enumerate(self.lines, 1) if i not in left_out]
 
     def span(self, name):
         """First and last line of a top-level definition or of a method of the block, decorators included."""
@@ -218,8 +222,10 @@ def check_order(file):
         yield file.span(names[0])[0], "order", f"Args comes before {names[0]}; a reader begins with it"
     for name in names:
         bases = {ast.unparse(base) for base in getattr(file.defs[name], "bases", [])}
-        if file.defs[name].lineno > file.block[1] > 0 and not bases & {*file.defs}:  # a class derived from Run may
-            yield file.span(name)[0], "order", f"{name} stands behind the block; move it before the block"
+        behind, films = file.defs[name].lineno > file.block[1] > 0, bool(FILM.fullmatch(name))
+        if behind != films and not (behind and bases & {*file.defs}):  # a class derived from Run may
+            here, there = ("behind", "before") if behind else ("before", "behind")
+            yield file.span(name)[0], "order", f"{name} stands {here} the block; move it {there} the block"
     if [*file.flags][:1] == [FIRST_RUN_FLAG]:
         yield file.flags[FIRST_RUN_FLAG].lineno, "order", f"{FIRST_RUN_FLAG} comes behind the hyperparameters; move it"
 

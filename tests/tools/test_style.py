@@ -224,6 +224,10 @@ BAD = {
         ("beta.py", 'if __name__ == "__main__"', 'def late():\n    return 1\n\n\nif __name__ == "__main__"'),
         "beta.py:79: order: late stands behind the block",
     ),
+    "a film before the block": (
+        ("beta.py", "# What a run needs", "def film_game():\n    return 1\n\n\n# What a run needs"),
+        "beta.py:53: order: film_game stands before the block; move it behind the block",
+    ),
     "hyperparameters behind the flags of a run": (
         (
             "beta.py",
