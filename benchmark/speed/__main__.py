@@ -59,6 +59,8 @@ def rate_of_run(run_dir, skip):
     """Steps over wall time between the first and the last metric after `skip` steps, by the events' own time stamps."""
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     points = [(event.step, event.wall_time) for event in events.Scalars("charts/SPS") if event.step >= skip]
+    if len(points) < 2:
+        sys.exit(f"{len(points)} metrics behind step {skip}, which is no stretch to time: more steps, or skip fewer")
     return (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
 
 

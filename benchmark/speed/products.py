@@ -42,14 +42,17 @@ def run(name, env_id):
 
 
 def torch_steps(scope, number):
-    updates, frequency = scope["updates"], scope["args"].policy_frequency
+    frequency = scope["args"].policy_frequency
+    turns = frequency if "log_alpha" in scope else 1  # SAC's actor catches up
     for i in range(number):
-        updates[(i % frequency == 0, True) if isinstance(updates, dict) else i % frequency == 0]()
+        b_obs, _ = scope["update_qf"]()
+        for _ in range(turns if i % frequency == 0 else 0):
+            scope["update_actor"](b_obs)
 
 
 def jax_steps(scope, number):
     for _ in range(number):
-        scope["learner"] = scope["learn"](scope["learner"], scope["chunk"], scope["chunks_added"], 1)
+        scope["learner"] = scope["learn"](scope["learner"], scope["replay"].stored(), 1)
     scope["learner"]["losses"].block_until_ready()
 
 
@@ -88,7 +91,7 @@ def main(options: Options):
     print("|---|--:|--:|--:|--:|--:|")
     for name in options.names:
         work, scope = operations(name, options.env_id), run(name, options.env_id)
-        steps = partial(torch_steps if "updates" in scope else jax_steps, scope)
+        steps = partial(jax_steps if "learner" in scope else torch_steps, scope)
         plain = best_rate(multiply, options.rounds, 100)
         rate = best_rate(steps, options.rounds, 20)
         plain = max(plain, best_rate(multiply, options.rounds, 100)) * 2 * 256**3

@@ -1,0 +1,51 @@
+"""The tools of benchmark/speed that need no peer, each in its shortest run: they read names of main blocks."""
+
+import subprocess
+import sys
+
+import pytest
+
+from helpers.files import ROOT, require
+from helpers.processes import environment
+
+
+def speed(tool, *flags):
+    """The standard output of a tool, and the end of its errors."""
+    command = [sys.executable, "-m", f"benchmark.speed{tool}", *map(str, flags)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["sac_continuous_action", "td3_continuous_action_jax"])
+def test_products(name):
+    require("mujoco", "jax")
+    code, table, errors = speed(".products", "--rounds", 1, "--names", name)
+    assert code == 0, errors
+    file, flops, rate, *_ = [cell.strip() for cell in table.splitlines()[-1].strip("|").split("|")]
+    # batches of 256, layers of 256: forward twice (target and critic), backward twice as much; and the actor's
+    assert file == f"{name}.py" and 200 < int(flops) < 1000 and int(rate) > 0
+
+
+@pytest.mark.parametrize("name", ["ppo", "c51_atari"])
+def test_kernels(name):
+    require("ale_py")
+    steps = {"ppo": 512}.get(name, 420)
+    code, table, errors = speed(".kernels", name, "--steps", 2, "--rows", 4, "--total-timesteps", steps)
+    assert code == 0, errors
+    first, *rows = table.splitlines()
+    assert first.startswith(f"{name}.py: ") and "operators of" in first
+    assert len(rows) == 4 and all("% " in row and " x aten::" in row for row in rows)
+
+
+def test_kernels_of_what_has_no_gradient_step_in_torch():
+    assert speed(".kernels", "ppo_jax")[::2] == (1, "ppo_jax is not a torch file of cleanrl/, such as dqn_atari\n")
+
+
+def test_atari():
+    require("ale_py")
+    flags = "--file", "dqn_atari", "--num-envs", 4, "--rounds", 1
+    code, told, errors = speed(".atari", *flags, "--steps", 600, "--skip", 200)
+    assert code == 0, errors
+    assert "environment alone" in told and "ratio " in told
+    code, _, errors = speed(".atari", *flags, "--steps", 200, "--skip", 200)
+    assert code == 1 and "which is no stretch to time" in errors
