@@ -22,7 +22,7 @@ Differs from the paper:
 3. weights are divided by the largest in the batch; an episode cut off by a time limit is bootstrapped;
 4. `--tau` below 1 moves the target network a step towards the online network;
 5. learning starts after 80,000 steps, where the paper has 20,000;
-6. Adam's epsilon is 1e-8; the paper has 1.5e-4, a hundred times what most gradients are here.
+6. Adam's epsilon is 1e-8; the paper has 1.5e-4, a hundred times most gradients at the start of Pong.
 
 Run: python rainbow_atari.py --env-id BreakoutNoFrameskip-v4 --total-timesteps 10000000
 """

@@ -3,8 +3,8 @@
 Rules, by the name that a finding carries:
   lineage  every file has a table in cleanrl/lineage.toml and every table a file; parents exist and form no cycle
   order    from top to bottom: imports, Args, environments, networks, equations, the marked block, a function that films
-           (film_* or record_*), the main block; in Args hyperparameters come first, then the flags of every run, from
-           exp_name on
+           (film_... or record_..., with a `path`), a class derived from Run, the main block; in Args hyperparameters
+           come first, then the flags of every run, from exp_name on
   block    the marked block of what a run needs besides its algorithm, from its comment to the end of `evaluate`, is the
            same text in all files of a backend; its methods that use no backend are the same in both
   budget   all that a reader reads, that is all but the block and what films, has at most `lines` lines, and at most
@@ -116,9 +116,15 @@ class File:
 
     def to_read(self):
         """The lines that a reader reads: all but the block, what films, and the empty lines before each."""
-        films = [self.span(name) for name in self.defs if FILM.fullmatch(name)]
+        films = [self.span(name) for name in self.defs if self.is_film(name)]
         left_out = {i for first, last in (self.block, *films) for i in range(first - 2, last + 1)}
         return [line for i, line in enumerate(self.lines, 1) if i not in left_out]
+
+    def is_film(self, name):
+        """Whether a definition is a function that films, into the path that is its last argument."""
+        node = self.defs[name]
+        args = [arg.arg for arg in node.args.args] if isinstance(node, ast.FunctionDef) else []
+        return FILM.fullmatch(name) is not None and args[-1:] == ["path"]
 
     def span(self, name):
         """First and last line of a top-level definition or of a method of the block, decorators included."""
@@ -222,10 +228,12 @@ def check_order(file):
         yield file.span(names[0])[0], "order", f"Args comes before {names[0]}; a reader begins with it"
     for name in names:
         bases = {ast.unparse(base) for base in getattr(file.defs[name], "bases", [])}
-        behind, films = file.defs[name].lineno > file.block[1] > 0, bool(FILM.fullmatch(name))
+        behind, films = file.defs[name].lineno > file.block[1] > 0, file.is_film(name)
         if behind != films and not (behind and bases & {*file.defs}):  # a class derived from Run may
-            here, there = ("behind", "before") if behind else ("before", "behind")
-            yield file.span(name)[0], "order", f"{name} stands {here} the block; move it {there} the block"
+            where = (
+                "behind the block; move it before" if behind else "before the block, named as a film; move it behind"
+            )
+            yield file.span(name)[0], "order", f"{name} stands {where} the block"
     if [*file.flags][:1] == [FIRST_RUN_FLAG]:
         yield file.flags[FIRST_RUN_FLAG].lineno, "order", f"{FIRST_RUN_FLAG} comes behind the hyperparameters; move it"
 

@@ -99,7 +99,7 @@ result["share"] = (sizes / (sizes + optimizer.param_groups[0]["eps"])).median().
 @each(lambda name: name in ("dqn_atari", "rainbow_atari"))
 def test_steps_are_as_large_as_the_learning_rate_says(name, tmp_path):
     """An epsilon of Adam that is larger than the gradients makes them smaller: with the paper's 1.5e-4, Rainbow's were
-    a hundredth, and it did not learn Pong. C51 keeps its paper's epsilon, and SAC its published one."""
+    a hundredth, and it was at -20.9 on Pong after 1.56M steps. C51 keeps its paper's epsilon, SAC its published one."""
     require_for(name)
     argv = "--env-id PongNoFrameskip-v4 --num-envs 4 --learning-starts 80 --total-timesteps 200 --buffer-size 1000"
     result = inspect_run(script(name), *argv.split(), cwd=tmp_path, after=STEPS)

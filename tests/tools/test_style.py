@@ -225,8 +225,20 @@ BAD = {
         "beta.py:79: order: late stands behind the block",
     ),
     "a film before the block": (
-        ("beta.py", "# What a run needs", "def film_game():\n    return 1\n\n\n# What a run needs"),
-        "beta.py:53: order: film_game stands before the block; move it behind the block",
+        ("beta.py", "# What a run needs", "def film_game(path):\n    return 1\n\n\n# What a run needs"),
+        "beta.py:53: order: film_game stands before the block, named as a film; move it behind the block",
+    ),
+    "an equation behind the block, named as a film": (
+        (
+            "beta.py",
+            'if __name__ == "__main__"',
+            'def record_gae(rewards):\n    return 1\n\n\nif __name__ == "__main__"',
+        ),
+        "beta.py:79: order: record_gae stands behind the block",
+    ),
+    "a class behind the block, named as a film": (
+        ("beta.py", 'if __name__ == "__main__"', 'class film_it:\n    path = 1\n\n\nif __name__ == "__main__"'),
+        "beta.py:79: order: film_it stands behind the block",
     ),
     "hyperparameters behind the flags of a run": (
         (
@@ -442,6 +454,16 @@ GOOD = {
 def test_rule_stays_quiet(case, repo, capsys):
     edit(repo, *GOOD[case])
     assert check(repo, capsys) == (0, [])
+
+
+def test_a_film_is_not_a_line_to_read(repo, capsys):
+    film = "def film_game(path):\n    print(path)\n\n\n"
+    edit(repo, "lineage.toml", "[beta]\nlines = 200\n", "[beta]\nlines = 85\n")
+    edit(repo, "beta.py", 'if __name__ == "__main__"', f'{film}if __name__ == "__main__"')
+    assert check(repo, capsys) == (0, [])
+    edit(repo, "beta.py", "film_game(path)", "play_game(path)")
+    code, found = check(repo, capsys)
+    assert code == 1 and any("89 lines to read" in line for line in found)
 
 
 def test_module_subclasses_may_differ_and_other_classes_not(repo, capsys):
