@@ -3,6 +3,7 @@
 A run's score is the mean return of its last 100 episodes (fewer if it has fewer); a row has the mean and the standard
 deviation over the seeds of one script and environment. `--curves DIR` adds, per run, returns averaged over 100 bins and
 the seconds of training until the last of each. A run of many seeds at once (curves.npz) counts as one run of each.
+Seeds that were stopped together, within 2 % of the steps of the shortest, are one row, of that many steps.
 """
 
 import sys
@@ -30,13 +31,22 @@ class Options:
     reference: Path | None = None  # CSV of published scores (file, env_id, score_mean, score_std, steps)
 
 
+def stopped_with(run, groups):
+    """The steps of a run that was stopped, or of the shortest of the other seeds that were stopped with it."""
+    for (script, env_id, steps), runs in groups.items():
+        other = script == f"cleanrl/{run.script}" and env_id == run.env_id and run.seed not in {x.seed for x in runs}
+        if other and not any(x.ended for x in runs) and steps <= run.last_step <= 1.02 * steps:
+            return steps
+    return run.last_step
+
+
 def main(options):
     groups = defaultdict(list)
     try:
         loaded, commit = load(options.runs), full_commit(options.commit) if options.commit else ""
     except ValueError as error:
         sys.exit(f"{error}")
-    for run in loaded:
+    for run in sorted(loaded, key=lambda run: run.last_step):
         if commit and not of_commit(run, commit):
             continue
         if run.source != "run" or np.isnan(run.score):
@@ -44,7 +54,7 @@ def main(options):
         if not run.ended and not options.partial:
             told = f"{run.folder} stopped at step {run.last_step} of {run.total_timesteps}"
             sys.exit(f"{told}: resume it, or say --partial")
-        steps = run.total_timesteps if run.ended else run.last_step
+        steps = run.total_timesteps if run.ended else stopped_with(run, groups)
         group = groups[f"cleanrl/{run.script}", run.env_id, steps]
         if twin := next((other for other in group if other.seed == run.seed), None):
             sys.exit(f"{run.folder} and {twin.folder} are runs of one seed: name one of them, or a --commit")

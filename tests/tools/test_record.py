@@ -77,3 +77,12 @@ def test_one_run_of_a_seed(tmp_path):
     assert (row["scores"], row["seeds"], row["commit"]) == ("2.00 2.00", "1 2", "b" * 10)
     with pytest.raises(SystemExit, match="neither a commit's hash"):
         main(Options([tmp_path / "runs"], scores, commit="no such name"))
+
+
+def test_seeds_that_were_stopped_together_are_one_row(tmp_path):
+    """Those that ended or stopped elsewhere, and a second run of a seed, have rows of their own."""
+    for seed, total, ended in ((1, 2000, False), (2, 2020, False), (2, 2010, False), (3, 3000, False), (4, 990, True)):
+        write_run(tmp_path / "runs", "A-v1", seed, [float(seed)], total=total, ended=ended)
+    main(Options([tmp_path / "runs"], tmp_path / "scores.csv", partial=True))
+    rows = {row["steps"]: row["seeds"] for row in csv.DictReader((tmp_path / "scores.csv").open())}
+    assert rows == {"1000": "1 2", "1010": "2", "1500": "3", "990": "4"}  # they stop in the middle
