@@ -113,5 +113,4 @@ def main(options, given):
 
 
 if __name__ == "__main__":
-    about = {"prog": "python -m benchmark.speed.kernels", "description": __doc__}
-    main(*tyro.cli(Options, return_unknown_args=True, **about))
+    main(*tyro.cli(Options, prog="python -m benchmark.speed.kernels", description=__doc__, return_unknown_args=True))

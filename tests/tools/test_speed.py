@@ -42,9 +42,20 @@ def test_kernels_of_what_has_no_gradient_step_in_torch():
 
 def test_atari():
     require("ale_py")
-    flags = "--file", "dqn_atari", "--num-envs", 4, "--rounds", 1
-    code, told, errors = speed(".atari", *flags, "--steps", 600, "--skip", 200)
+    flags = "--file", "dqn_atari", "--num-envs", 4, "--rounds", 1, "--steps", 400, "--skip", 100
+    code, told, errors = speed(".atari", *flags)
     assert code == 0, errors
     assert "environment alone" in told and "ratio " in told
-    code, _, errors = speed(".atari", *flags, "--steps", 200, "--skip", 200)
-    assert code == 1 and "which is no stretch to time" in errors
+
+
+def test_a_rate_needs_two_metrics(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    from benchmark.speed.__main__ import rate_of_run
+
+    with SummaryWriter(tmp_path) as writer:
+        for step in (100, 200, 300):
+            writer.add_scalar("charts/SPS", 1, step, walltime=step / 10)
+    assert rate_of_run(tmp_path, skip=200) == 10
+    with pytest.raises(SystemExit, match="1 metrics behind step 300, which is no stretch to time"):
+        rate_of_run(tmp_path, skip=300)
