@@ -88,13 +88,14 @@ def published(root, goal):
 
 
 def line(root, goal, runs):
-    """The cells of a goal's row, but for its file and state; of a goal that is not reached, the furthest run so far."""
+    """The cells of a goal's row, but for its file and state; of one that is not reached, the furthest runs so far."""
     done, steps, score = finished(goal, runs), facts.short(goal.steps), ""
     if done:
         score = np.mean([run.score for run in done])
     elif begun := [run for run in of_file(goal, runs) if not np.isnan(run.score)]:
-        furthest = max(begun, key=lambda run: run.last_step)
-        steps, score = f"{facts.short(furthest.last_step)} of {steps}", furthest.score
+        furthest = max(run.last_step for run in begun)
+        score = np.mean([run.score for run in begun if 1.02 * run.last_step >= furthest])
+        steps = f"{facts.short(furthest)} of {steps}"
     score = facts.figures(float(score))[0] if score != "" else ""
     seeds = f"{len(done)} of {len(goal.seeds)}"
     return [goal.env_id.split(":")[-1], steps, seeds, score, published(root, goal)]
