@@ -14,7 +14,7 @@ Differs from c51_atari.py:
 5. prioritised: a transition is drawn in proportion to its last loss + `--prioritized-replay-eps`,
    to the power `--prioritized-replay-alpha`; its loss has a weight that corrects for this, wholly
    at the end of training;
-6. learning rate 6.25e-5, a copy every 8,000 steps, `--tau` of dqn_atari.py.
+6. learning rate 6.25e-5, Adam's epsilon 1e-8, a copy every 8,000 steps, `--tau` of dqn_atari.py.
 
 Differs from the paper:
 1. noise is drawn for each observation, not for each batch, so that environments explore by themselves;
