@@ -648,8 +648,23 @@ if __name__ == "__main__":
             actions = rng.integers(num_actions, size=args.num_envs)
         if not explore.all():
             actions = np.where(explore, actions, np.asarray(act(learner["params"], obs)))
+        envs.send(actions)
+
+        # Learn: while the environments step
+        ready, last_step = global_step > max(args.learning_starts, 0), global_step - args.num_envs
+        due = global_step // args.train_frequency - last_step // args.train_frequency
+        if due:
+            replay.flush()
+        for _ in range(due if ready else 0):
+            learner, num_updates = update(learner, replay.stored()), num_updates + 1
+        due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(due if ready else 0):
+            both = learner["params"], learner["target_params"]
+            learner["target_params"] = optax.incremental_update(*both, args.tau)
+
+        # Step
         lives = infos["lives"]
-        next_obs, reward, terminated, truncated, infos = envs.step(actions)
+        next_obs, reward, terminated, truncated, infos = envs.recv()
         done = truncated | terminated & (infos["lives"] >= lives)  # a lost life leaves fewer, a new game as many
         run.log_episodes(global_step, reward, done)
         final_obs = next_obs
@@ -662,18 +677,7 @@ if __name__ == "__main__":
         for i in done.nonzero()[0]:
             stacks[i] = replay.frames.add(next_obs[i])
         obs = next_obs
-        last_step, global_step = global_step, global_step + args.num_envs
-
-        # Learn
-        due = global_step // args.train_frequency - last_step // args.train_frequency
-        if due:
-            replay.flush()
-        for _ in range(due if global_step > args.learning_starts else 0):
-            learner, num_updates = update(learner, replay.stored()), num_updates + 1
-        due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
-        for _ in range(due if global_step > args.learning_starts else 0):
-            both = learner["params"], learner["target_params"]
-            learner["target_params"] = optax.incremental_update(*both, args.tau)
+        global_step += args.num_envs
 
         # Log
         log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps

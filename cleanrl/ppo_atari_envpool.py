@@ -178,6 +178,7 @@ class Agent(nn.Module):
         return logits.argmax(-1)
 
     def evaluate(self, obs, action):
+        obs = obs.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         hidden = self.network(obs / 255)
         logprobs = self.actor(hidden).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -614,6 +615,7 @@ if __name__ == "__main__":
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 

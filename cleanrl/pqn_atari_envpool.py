@@ -162,6 +162,7 @@ class QNetwork(nn.Module):
         self.network = nn.Sequential(*layers, *hidden, values)
 
     def forward(self, obs):
+        obs = obs.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         return self.network(obs / 255)
 
 
@@ -593,6 +594,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 

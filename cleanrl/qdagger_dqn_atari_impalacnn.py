@@ -116,6 +116,7 @@ class TeacherNetwork(nn.Module):
         self.network = nn.Sequential(*layers, nn.Linear(512, envs.single_action_space.n))
 
     def forward(self, obs):
+        obs = obs.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         return self.network(obs / 255)
 
 
@@ -141,6 +142,7 @@ class QNetwork(nn.Module):
         self.network = nn.Sequential(*layers, nn.Linear(256, envs.single_action_space.n))
 
     def forward(self, obs):
+        obs = obs.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         return self.network(obs / 255)
 
 
@@ -798,6 +800,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
@@ -884,8 +887,7 @@ if __name__ == "__main__":
         if offline_step % 100 == 0 or offline_step == args.offline_steps:
             run.log_offline(offline_step, losses.take())
             if offline_step < args.offline_steps:  # else the replay is emptied first
-                score_due = offline_step % 100_000 == 0
-                run.checkpoint_phase(offline_step, score_due, offline_step=offline_step, **counters)
+                run.checkpoint_phase(offline_step, offline_step % 100_000 == 0, offline_step=offline_step, **counters)
     counters["offline_step"] = offline_step
     if global_step == 0:
         empty(replay, run.dir)
@@ -903,20 +905,23 @@ if __name__ == "__main__":
         # Act
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         actions = explore(act, obs, epsilon, num_actions, rng)
-        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
-        run.log_episodes(global_step, reward, done)
-        last_step, global_step = global_step, global_step + args.num_envs
 
-        # Learn
+        # Learn: before the environments step, so that a GPU works on it while they do
+        ready, last_step = global_step > max(args.learning_starts, 0), global_step - args.num_envs
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:
             replay.flush()
             distill_coeff.fill_(distillation_weight(run.recent_returns, teacher_return))
-        for _ in range(due if global_step > args.learning_starts else 0):
+        for _ in range(due if ready else 0):
             td_loss, q_values, loss, distill_loss = update(*draw()).values()
         due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
-        for _ in range(due if global_step > args.learning_starts else 0):
+        for _ in range(due if ready else 0):
             target_weights.lerp_(weights.detach(), args.tau)
+
+        # Step
+        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
+        run.log_episodes(global_step, reward, done)
+        global_step += args.num_envs
 
         # Log
         log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps

@@ -861,16 +861,14 @@ if __name__ == "__main__":
         if offline_step % 100_000 == 0 and offline_step > 0:
             run.score(partial(act, learner["params"]), "Student", offline_step)
         learner = update(learner, teacher_params, replay.stored(), 1.0)
-        num_updates += 1
-        offline_step += 1
+        num_updates, offline_step = num_updates + 1, offline_step + 1
         if offline_step % args.target_network_frequency == 0:
             both = learner["params"], learner["target_params"]
             learner["target_params"] = optax.incremental_update(*both, args.tau)
         if offline_step % 100 == 0 or offline_step == args.offline_steps:
             run.log_offline(offline_step, take_losses(), learner["params"])
             if offline_step < args.offline_steps:  # else the replay is emptied first
-                score_due = offline_step % 100_000 == 0
-                run.checkpoint_phase(offline_step, score_due, offline_step=offline_step, **counters)
+                run.checkpoint_phase(offline_step, offline_step % 100_000 == 0, offline_step=offline_step, **counters)
     counters["offline_step"] = offline_step
     if global_step == 0:
         empty(replay, run.dir)
@@ -888,22 +886,25 @@ if __name__ == "__main__":
         # Act
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         actions = explore(partial(act, learner["params"]), obs, epsilon, num_actions, rng)
-        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
-        run.log_episodes(global_step, reward, done)
-        last_step, global_step = global_step, global_step + args.num_envs
 
-        # Learn
+        # Learn: before the environments step, so that a GPU works on it while they do
+        ready, last_step = global_step > max(args.learning_starts, 0), global_step - args.num_envs
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:
             replay.flush()
             distill_coeff = distillation_weight(run.recent_returns, counters["teacher_return"])
-        for _ in range(due if global_step > args.learning_starts else 0):
+        for _ in range(due if ready else 0):
             learner = update(learner, teacher_params, replay.stored(), distill_coeff)
-            num_updates += 1
+        num_updates += due if ready else 0
         due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
-        for _ in range(due if global_step > args.learning_starts else 0):
+        for _ in range(due if ready else 0):
             both = learner["params"], learner["target_params"]
             learner["target_params"] = optax.incremental_update(*both, args.tau)
+
+        # Step
+        (obs, *games), reward, done = play_step(envs, replay, actions, *games)
+        run.log_episodes(global_step, reward, done)
+        global_step += args.num_envs
 
         # Log
         log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps

@@ -138,6 +138,7 @@ class QNetwork(nn.Module):
         self.value, self.advantage = stream(1), stream(envs.single_action_space.n)
 
     def forward(self, obs):
+        obs = obs.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         features = self.features(obs / 255)
         value, advantage = self.value(features), self.advantage(features)
         return value + advantage - advantage.mean(1, keepdim=True)
@@ -773,6 +774,7 @@ if __name__ == "__main__":
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
@@ -838,23 +840,10 @@ if __name__ == "__main__":
     while global_step < args.total_timesteps:
         # Act
         actions = act(torch.from_numpy(obs)).cpu().numpy()
-        lives = infos["lives"]
-        next_obs, reward, terminated, truncated, infos = envs.step(actions)
-        done = truncated | terminated & (infos["lives"] >= lives)  # a lost life leaves fewer, a new game as many
-        run.log_episodes(global_step, reward, done)
-        final_obs = next_obs
-        if done.any():
-            final_obs = next_obs.copy()
-            final_obs[done] = np.stack(infos["final_obs"][done])
-        followed = replay.frames.add(final_obs[:, -1])
-        replay.add(stacks, followed, actions, np.sign(reward), terminated)
-        stacks = np.column_stack((stacks[:, 1:], followed))
-        for i in done.nonzero()[0]:
-            stacks[i] = replay.frames.add(next_obs[i])
-        obs = next_obs
-        last_step, global_step = global_step, global_step + args.num_envs
+        envs.send(actions)
 
-        # Learn
+        # Learn: while the environments step
+        last_step = global_step - args.num_envs
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:
             replay.flush()
@@ -868,8 +857,25 @@ if __name__ == "__main__":
             if drawn:
                 replay.prioritize(drawn[0], priorities.to(buffer_device))
         due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
-        for _ in range(due if global_step > args.learning_starts else 0):
+        for _ in range(due if ready else 0):
             target_weights.lerp_(weights.detach(), args.tau)
+
+        # Step
+        lives = infos["lives"]
+        next_obs, reward, terminated, truncated, infos = envs.recv()
+        done = truncated | terminated & (infos["lives"] >= lives)  # a lost life leaves fewer, a new game as many
+        run.log_episodes(global_step, reward, done)
+        final_obs = next_obs
+        if done.any():
+            final_obs = next_obs.copy()
+            final_obs[done] = np.stack(infos["final_obs"][done])
+        followed = replay.frames.add(final_obs[:, -1])
+        replay.add(stacks, followed, actions, np.sign(reward), terminated)
+        stacks = np.column_stack((stacks[:, 1:], followed))
+        for i in done.nonzero()[0]:
+            stacks[i] = replay.frames.add(next_obs[i])
+        obs = next_obs
+        global_step += args.num_envs
 
         # Log
         log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps

@@ -109,6 +109,7 @@ class ConvolutionalNetwork(nn.Module):
             nn.init.kaiming_normal_(param) if param.ndim > 1 else nn.init.zeros_(param)
 
     def forward(self, obs):
+        obs = obs.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         return self.network(obs / 255)
 
 
@@ -646,6 +647,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
 
@@ -724,8 +726,22 @@ if __name__ == "__main__":
             actions = rng.integers(num_actions, size=args.num_envs)
         else:
             actions = act(torch.from_numpy(obs)).cpu().numpy()
+        envs.send(actions)
+
+        # Learn: while the environments step
+        ready, last_step = global_step > max(args.learning_starts, 0), global_step - args.num_envs
+        due = global_step // args.update_frequency - last_step // args.update_frequency
+        if due:
+            replay.flush()
+        for _ in range(due if ready else 0):
+            *critics, actor_loss, alpha_loss, alpha = update(*draw()).values()
+        due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
+        for _ in range(due if ready else 0):
+            target_qf_weights.lerp_(qf_weights.detach(), args.tau)
+
+        # Step
         lives = infos["lives"]
-        next_obs, reward, terminated, truncated, infos = envs.step(actions)
+        next_obs, reward, terminated, truncated, infos = envs.recv()
         done = truncated | terminated & (infos["lives"] >= lives)  # a lost life leaves fewer, a new game as many
         run.log_episodes(global_step, reward, done)
         final_obs = next_obs
@@ -738,17 +754,7 @@ if __name__ == "__main__":
         for i in done.nonzero()[0]:
             stacks[i] = replay.frames.add(next_obs[i])
         obs = next_obs
-        last_step, global_step = global_step, global_step + args.num_envs
-
-        # Learn
-        due = global_step // args.update_frequency - last_step // args.update_frequency
-        if due:
-            replay.flush()
-        for _ in range(due if global_step > args.learning_starts else 0):
-            *critics, actor_loss, alpha_loss, alpha = update(*draw()).values()
-        due = global_step // args.target_network_frequency - last_step // args.target_network_frequency
-        for _ in range(due if global_step > args.learning_starts else 0):
-            target_qf_weights.lerp_(qf_weights.detach(), args.tau)
+        global_step += args.num_envs
 
         # Log
         log_due = global_step % 100 < args.num_envs or global_step >= args.total_timesteps

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.files import FILES, each, each_text, family, load, require_for, script, smoke, uses
-from helpers.oracles import FRAME, REWARD, STACK, Game, convolutional, play, slow_projection
+from helpers.oracles import FRAME, IN_HALVES, REWARD, STACK, Game, convolutional, play, slow_projection
 from helpers.processes import inspect_run
 
 torch = pytest.importorskip("torch")
@@ -109,12 +109,13 @@ def test_files_hold_what_the_memory_holds(name, tmp_path):
     assert len(list(tmp_path.glob("replay-*"))) < 12 and total < written, "files are kept that nothing needs"
 
 
-FOLLOW = """
+FOLLOW = (
+    IN_HALVES
+    + """
 import numpy as np
-from ale_py.vector_env import AtariVectorEnv
 
 result["seen"], last = [], None
-init, step, reset = AtariVectorEnv.__init__, AtariVectorEnv.step, AtariVectorEnv.reset
+init, reset = AtariVectorEnv.__init__, AtariVectorEnv.reset
 
 
 def short(self, *args, **options):
@@ -130,9 +131,9 @@ def follow_reset(self, **options):
     return out
 
 
-def follow_step(self, actions):
+def follow_recv(self):
     global last
-    out = step(self, actions)
+    out = recv(self)
     if not self.trains:
         return out
     lives = out[4]["lives"]
@@ -140,13 +141,14 @@ def follow_step(self, actions):
         over = out[3][i] or (out[2][i] and out[4]["episode_frame_number"][i] < 150 and lives[i] == 5)
         after = out[4]["final_obs"][i] if over else out[0][i]
         ends = (bool(out[2][i]), bool(out[3][i]))
-        result["seen"].append((last[i], np.array(after), int(actions[i]), int(np.sign(out[1][i])), *ends))
+        result["seen"].append((last[i], np.array(after), int(self.sent[i]), int(np.sign(out[1][i])), *ends))
     last = np.array(out[0])
     return out
 
 
-AtariVectorEnv.__init__, AtariVectorEnv.step, AtariVectorEnv.reset = short, follow_step, follow_reset
+AtariVectorEnv.__init__, AtariVectorEnv.recv, AtariVectorEnv.reset = short, follow_recv, follow_reset
 """
+)
 TRANSITIONS = """
 first, count = replay.window.tolist()
 rows = replay.rows[np.arange(first, first + count)]

@@ -411,6 +411,6 @@ def test_rainbow_update(name, tmp_path):
         np.testing.assert_allclose(got["dueling"][:, a], dueling, atol=1e-5)
 
     total = got["args"]["total_timesteps"]
-    assert got["beta"] == pytest.approx(1)
+    assert got["beta"] == pytest.approx(0.4 + 0.6 * (total - 20) / total)  # of the last updates, before the last steps
     betas = tensorboard_scalars(run_dir(tmp_path))["charts/beta"]
-    assert dict(betas) == pytest.approx({step: 0.4 + 0.6 * step / total for step in range(300, total + 1, 100)})
+    assert dict(betas) == pytest.approx({step: 0.4 + 0.6 * (step - 20) / total for step in range(300, total + 1, 100)})

@@ -114,7 +114,7 @@ from ale_py.vector_env import AtariVectorEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 result |= {"actions": [], "copies": [], "updates": []}
-step, lerp_ = AtariVectorEnv.step, torch.Tensor.lerp_
+send, lerp_ = AtariVectorEnv.send, torch.Tensor.lerp_
 
 
 def now():
@@ -124,9 +124,9 @@ def now():
     return frame.f_globals["global_step"]
 
 
-def follow_step(self, actions):
+def follow_send(self, actions):
     result["actions"].append(actions.copy())
-    return step(self, actions)
+    send(self, actions)
 
 
 def follow_lerp(self, end, weight):
@@ -138,7 +138,7 @@ def prefer(bias):  # the third of four actions
     return bias.data.copy_(torch.arange(len(bias)) == 2).mul_(50.0 * (len(bias) == 4))
 
 
-AtariVectorEnv.step, torch.Tensor.lerp_, torch.nn.init.zeros_ = follow_step, follow_lerp, prefer
+AtariVectorEnv.send, torch.Tensor.lerp_, torch.nn.init.zeros_ = follow_send, follow_lerp, prefer
 register_optimizer_step_post_hook(lambda *_: result["updates"].append(now()))
 """
 
@@ -146,7 +146,7 @@ register_optimizer_step_post_hook(lambda *_: result["updates"].append(now()))
 def test_clock_of_a_run(tmp_path):
     """With three environments too: random actions, then the policy's; updates and copies as often as with one.
 
-    Entropy may have no price at all.
+    Those of a step come before the next one, so none at the last. Entropy may have no price at all.
     """
     clock = {"learning_starts": 150, "update_frequency": 10, "target_network_frequency": 7, "total_timesteps": 300}
     argv = smoke(NAME, **clock, num_envs=3, q_lr=0, policy_lr=0, batch_size=2, tau=0.4, alpha=0) + ["--no-autotune"]
@@ -158,9 +158,9 @@ def test_clock_of_a_run(tmp_path):
     assert (random != random[:, :1]).any(), "all environments get the same action"
     assert chosen.shape == (50, 3) and (chosen == 2).all()
     reached = [3 * math.ceil(k * 10 / 3) for k in range(31)]
-    assert got["updates"] == [step for step in reached if 150 < step <= 300 for _ in range(2)]  # of two optimizers
+    assert got["updates"] == [step for step in reached if 150 < step < 300 for _ in range(2)]  # of two optimizers
     reached = [3 * math.ceil(k * 7 / 3) for k in range(43)]
-    assert got["copies"] == [(step, 0.4) for step in reached if 150 < step <= 300]
+    assert got["copies"] == [(step, 0.4) for step in reached if 150 < step < 300]
     assert got["entropy"] == pytest.approx(0.89 * math.log(4))
 
 

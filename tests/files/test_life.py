@@ -24,6 +24,7 @@ from helpers.files import (
     each,
     each_text,
     family,
+    learns_first,
     require_for,
     script,
     smoke,
@@ -52,13 +53,23 @@ def record(optimizer, *_):
         logged = frame.f_locals.get("logged")
         value = frame.f_locals.get("LOSS", (logged if isinstance(logged, dict) else {}).get("LOSS"))
     names = frame.f_globals
-    # where learning comes before the environments step, it belongs to the step that they are about to make
-    step = names["global_step"] + (names["args"].num_envs if BEFORE else 0)
+    # where learning comes before the environments step, or meanwhile, it belongs to the step that they make; at 0 there
+    # is none but that of an offline phase
+    step = names["global_step"]
+    step += names["args"].num_envs if BEFORE and step else 0
     result["recorded"].append((step, value.item()))
 
 
 register_optimizer_step_post_hook(record)
 """
+
+
+def arguments(name):
+    """The smoke arguments, with a checkpoint at each chance, and with two updates before the first line of the log."""
+    earlier = {"learning_starts": 40} if learns_first(name) and not continuous_control(name) else {}
+    return smoke(name, checkpoint_freq=1, **earlier)
+
+
 LOOK = """
 result |= {"args": vars(args), "global_step": global_step, "globals": sorted(globals())}
 observation, _ = eval_envs.reset(seed=3)
@@ -120,10 +131,10 @@ result["kept"] = flat(kept)
 @each()
 def test_life_of_a_run(name, tmp_path):
     require_for(name)
-    argv = [*smoke(name, checkpoint_freq=1), "--upload-model", "--hf-entity", "someone"]
+    argv = [*arguments(name), "--upload-model", "--hf-entity", "someone"]
     torch = uses(name, "torch")
     loss = LOSSES.get(family(name), "td_loss")
-    record = RECORD.replace("LOSS", loss).replace("BEFORE", str(continuous_control(name))) if torch else ""
+    record = RECORD.replace("LOSS", loss).replace("BEFORE", str(learns_first(name))) if torch else ""
     before = short_games(name) + record
     copy = shutil.copy(script(name), tmp_path)
     if "--env-id tensor_sims:" in LINEAGE[name]["smoke"]:  # a simulator of the user's own lies beside the file
@@ -206,7 +217,7 @@ def assert_goes_on(name, whole, kept, cwd):
     if sys.platform != "win32":  # no SIGKILL
         (cwd / "killed").mkdir()
         early = {"number": 3, "before": True, "step": 0.8 * smoke_total(name)}
-        kill_at_checkpoint(name, smoke(name, checkpoint_freq=1), cwd / "killed", **early)
+        kill_at_checkpoint(name, arguments(name), cwd / "killed", **early)
         killed = run_dir(cwd / "killed")
         (unfinished,) = killed.glob("*.tmp")
         again = untimed(raw_scalars(killed, partial_tail=True))

@@ -66,6 +66,11 @@ def continuous_control(name):
     return family(name) in ("ddpg", "td3", "sac") and LINEAGE[name].get("probes") == "continuous"
 
 
+def learns_first(name):
+    """Whether the gradient steps that are due at a step come before, or while, the environments make the next one."""
+    return "\n        # Step\n" in script(name).read_text().partition("\n        # Learn")[2]
+
+
 def script(name):
     return ROOT / "cleanrl" / f"{name}.py"
 

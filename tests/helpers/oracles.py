@@ -227,19 +227,36 @@ def play(replay, games, steps, stacks, plain):
             stacks[i] = replay.frames.add(games[i].obs)
 
 
-REWARD = """
+IN_HALVES = """
 from ale_py.vector_env import AtariVectorEnv
 
-step = AtariVectorEnv.step
+send, recv = AtariVectorEnv.send, AtariVectorEnv.recv
 
 
-def reward_some_actions(self, actions):
-    obs, reward, *rest = step(self, actions)
-    return obs, reward + (3 * (actions % 3) - 3).astype(reward.dtype), *rest
+def keep(self, actions):
+    self.sent = actions.copy()
+    send(self, actions)
 
 
-AtariVectorEnv.step = reward_some_actions
+def whole_step(self, actions):  # ale_py's own does not call `recv`
+    self.send(actions)
+    return self.recv()
+
+
+AtariVectorEnv.send, AtariVectorEnv.step = keep, whole_step
 """
+REWARD = (
+    IN_HALVES
+    + """
+
+def reward_some_actions(self):
+    obs, reward, *rest = recv(self)
+    return obs, reward + (3 * (self.sent % 3) - 3).astype(reward.dtype), *rest
+
+
+AtariVectorEnv.recv = reward_some_actions
+"""
+)
 
 
 def convolutional(weights, obs):

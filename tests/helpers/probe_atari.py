@@ -44,6 +44,13 @@ class AtariVectorEnv:
             obs[i] = self.begin(i)
         return obs[:, -self.stack_num :], reward, terminated, truncated, infos
 
+    def send(self, actions):
+        self.played = self.step(actions)
+
+    def recv(self):
+        played, self.played = self.played, None
+        return played
+
     def close(self):
         pass
 
