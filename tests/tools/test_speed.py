@@ -48,6 +48,29 @@ def test_atari():
     assert "environment alone" in told and "ratio " in told
 
 
+def test_versions(tmp_path):
+    slower = tmp_path / "slower.py"
+    text = (ROOT / "cleanrl/ppo.py").read_text()
+    slower.write_text(text.replace("    def update(inds):\n", "    def update(inds):\n        time.sleep(0.05)\n"))
+    flags = "--steps", 3000, "--skip", 1000, "--rounds", 1, "--turns", 1, "--update-epochs", 1
+    code, told, errors = speed(".versions", "ppo", "--before", slower, *flags)
+    assert code == 0, errors
+    ratios = [float(line.split(" times")[0].split()[-1]) for line in told.splitlines() if " times" in line]
+    assert len(ratios) == 2 and all(ratio > 2 for ratio in ratios), told
+
+
+@pytest.mark.parametrize(
+    "name, before, told",
+    [
+        ("ppo", "no-commit", "--before no-commit is neither a file nor a commit that has cleanrl/ppo.py"),
+        ("ppo", ROOT / "cleanrl/ppo.py", f"cleanrl/ppo.py is the same as at {ROOT / 'cleanrl/ppo.py'}"),
+        ("no_file", "HEAD", "no_file is not a file of cleanrl/, such as dqn_atari"),
+    ],
+)
+def test_versions_that_cannot_be_compared(name, before, told):
+    assert speed(".versions", name, "--before", before) == (1, "", f"{told}\n")
+
+
 def test_a_rate_needs_two_metrics(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
