@@ -5,7 +5,8 @@ flags (args.json) and its weights (model.safetensors, written by --save-model; o
 those of its checkpoint). The script's copy is run, the weights are data. Each episode is played in an environment of
 its own, with the seeds from --seed on; training began with those from the run's own seed on, one for each environment,
 and the default is far from them. --deterministic takes the likeliest action, the mean or the best, --stochastic draws
-actions or adds the noise of training; without either the file's own choice is kept.
+actions or adds the noise of training; without either the file's own choice is kept. In games of two players the policy
+plays both sides, or one in turn --against another run or random actions.
 
     python -m cleanrl_utils.evaluate --follow RUN [RUN ...]
 
@@ -257,9 +258,12 @@ def check_filming(module, args, flag="--capture-video"):
 
 @of_published(CannotPlay)
 def evaluate_run(
-    run_dir, episodes=10, seed=None, cpu=False, deterministic=None, capture_video=False, video_folder=None
+    run_dir, episodes=10, seed=None, cpu=False, deterministic=None, capture_video=False, video_folder=None, against=None
 ):
     """The undiscounted returns of some episodes of the saved policy of a run; in games of two players, (episodes, 2).
+
+    Such a policy plays both sides, or one in turn `against` another run of that game, or against "random" actions: its
+    own returns are in the first column then.
 
     Where there is no model, or an older one, the policy is that of the checkpoint, which is said. `capture_video` films
     one more episode, with the seed of the first, as eval-SEED.mp4 in `video_folder` or the run's. What cannot be played
@@ -286,7 +290,7 @@ def evaluate_run(
             except (ImportError, OSError, module.gym.error.Error) as error:
                 raise CannotPlay(f"--capture-video: {one_line(error)}") from error
             print(f"Film: {path}")
-        return play(module, args, model_dir, device, seed, deterministic, episodes)
+        return play(module, args, model_dir, device, seed, deterministic, episodes, against)
 
 
 @contextmanager
@@ -300,15 +304,37 @@ def newest_model(run_dir):
         yield found
 
 
-def play(module, args, model_dir, device, seed, deterministic, episodes):
+def play(module, args, model_dir, device, seed, deterministic, episodes, against=None):
     """The returns of some episodes, each in an environment of its own."""
     if hasattr(module, "torch"):
         module.torch.manual_seed(seed)
     players = 2 if hasattr(module, "pettingzoo") else 1
-    with closing(open_envs(module, args, num_envs=episodes * players, seed=seed)) as envs:
+    if against and players == 1:
+        raise CannotPlay(f"{module.__name__}.py plays alone: leave --against out")
+    with closing(open_envs(module, args, num_envs=episodes * players, seed=seed)) as envs, ExitStack() as stack:
         policy = load_mode(module, model_dir, envs, device, deterministic)
+        if against:
+            opponent = load_opponent(against, args, envs, device, seed, deterministic, stack)
+            seats = np.arange(episodes) % 2  # the side of the policy, game by game
+            own = np.repeat(seats, 2) == np.arange(2 * episodes) % 2
+            returns = module.evaluate(lambda obs: np.where(own, policy(obs), opponent(obs)), envs, seed=seed)
+            return np.column_stack((returns[own], returns[~own]))
         returns = np.asarray(module.evaluate(policy, envs, seed=seed))
     return returns.reshape(-1, players) if players > 1 else returns
+
+
+def load_opponent(against, args, envs, device, seed, deterministic, stack):
+    """Who plays the other side: another run of the same game, or random actions."""
+    if against == "random":
+        rng = np.random.default_rng(seed)
+        return lambda obs: rng.integers(envs.single_action_space.n, size=len(obs))
+    module, other = load_run(against)
+    if other["env_id"] != args["env_id"]:
+        raise CannotPlay(f"--against {against} plays {other['env_id']}, not {args['env_id']}")
+    model_dir, step = stack.enter_context(newest_model(against))
+    if step is not None:
+        print(f"Against the checkpoint of step {step} of {other['total_timesteps']}")
+    return load_mode(module, model_dir, envs, device, deterministic)
 
 
 def watch_run(run_dir, episodes=10, cpu=False, deterministic=None):
@@ -342,7 +368,7 @@ def watched_returns(run_dir, episodes, cpu, deterministic, window):
             yield returns[0] if len(returns) == 1 else returns
 
 
-def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True):
+def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True, against=None):
     """Evaluate the checkpoints of runs as they appear, until all have ended; returns the exit code."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave the rest of the GPU to the runs
     loaded = {}
@@ -355,7 +381,7 @@ def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True):
         both = "deterministic" in inspect.signature(module.load_policy).parameters
         options = args | {"cuda": args.get("cuda", True) and not cpu}
         mode = deterministic if both else None
-        returns = play(module, options, model_dir, default_device(module, cpu), first, mode, episodes)
+        returns = play(module, options, model_dir, default_device(module, cpu), first, mode, episodes, against)
         return returns[:, 0] if returns.ndim > 1 else returns  # of two players the first
 
     try:
@@ -450,6 +476,8 @@ def main():
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--deterministic", action="store_true", help="take the likeliest action, the mean or the best")
     modes.add_argument("--stochastic", action="store_true", help="draw actions, or act with the noise of training")
+    about = "of two players: random, or another run of the game, plays one side, in turn (default: both are the run's)"
+    parser.add_argument("--against", metavar="OPPONENT", help=about)
     parser.add_argument("--capture-video", action="store_true", help="film an episode more, with the seed of the first")
     parser.add_argument("--video-folder", type=Path, help="folder of the film (default: videos/ of the run)")
     parser.add_argument("--output", type=Path, help="write the returns to this JSON file, too")
@@ -459,20 +487,24 @@ def main():
         fail("--episodes must be at least 1")
     if (args.run_dir is None) == (args.follow is None):
         fail("evaluate what? A run folder, latest, or --follow with the runs whose checkpoints are to be evaluated")
+    if args.against not in (None, "random"):
+        args.against = run_folder(args.against)
     if args.follow:
         if args.capture_video or args.video_folder or args.output:
             fail("--follow writes to RUN/eval and RUN/best: leave --capture-video, --video-folder and --output out")
         for path in args.follow:
             if path != "latest" and not has_magic(path) and not Path(path).is_dir():
                 fail(f"--follow {path}: there is no such folder")
-        sys.exit(follow_runs(args.follow, args.episodes, args.seed, args.cpu, not args.stochastic))
+        mode = not args.stochastic
+        sys.exit(follow_runs(args.follow, args.episodes, args.seed, args.cpu, mode, args.against))
     args.run_dir = run_folder(args.run_dir)
     if args.output:
         check_output(args.output)
     deterministic = args.deterministic if args.deterministic or args.stochastic else None
-    video = {"capture_video": args.capture_video or bool(args.video_folder), "video_folder": args.video_folder}
+    others = {"capture_video": args.capture_video or bool(args.video_folder), "video_folder": args.video_folder}
+    others["against"] = args.against
     try:
-        returns = evaluate_run(args.run_dir, args.episodes, args.seed, args.cpu, deterministic, **video)
+        returns = evaluate_run(args.run_dir, args.episodes, args.seed, args.cpu, deterministic, **others)
     except CannotPlay as error:
         fail(error)
     flags = load_args(args.run_dir)
@@ -481,6 +513,9 @@ def main():
     for i, episode in enumerate(returns):
         print(f"episode {i}: return {np.round(episode, 2)}")
     print(f"Mean return of {len(returns)} episodes: {np.round(returns.mean(0), 2)} +- {np.round(returns.std(0), 2)}")
+    if args.against:
+        won, lost = (int(ahead.sum()) for ahead in (returns[:, 0] > returns[:, 1], returns[:, 0] < returns[:, 1]))
+        print(f"Against {args.against}: {won} won, {lost} lost, {len(returns) - won - lost} drawn")
     if args.output:
         seed = flags["seed"] + HELD_OUT if args.seed is None else args.seed
         result = {"run_dir": str(args.run_dir), "seed": seed, "deterministic": deterministic}

@@ -454,3 +454,60 @@ def test_the_call_of_the_release_post(name, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="not a safetensors file"):
             evaluate(path, **call)
     assert not (tmp_path / "executed").exists()
+
+
+TWO_PLAYERS = """
+import gymnasium as gym
+import numpy as np
+import torch
+
+pettingzoo = None  # what the tools know games of two players by
+
+
+class Games:
+    def __init__(self, num_envs):
+        self.num_envs, self.single_action_space = num_envs, gym.spaces.Discrete(3)
+
+    def close(self):
+        pass
+
+
+def make_envs(env_id, num_envs):
+    return Games(num_envs)
+
+
+def load_policy(run_dir, envs, device, deterministic=False):
+    action = int((run_dir / "model.safetensors").read_text())
+    return lambda obs: np.full(len(obs), action)
+
+
+def evaluate(policy, envs, seed):
+    returns = np.zeros(envs.num_envs)
+    for _ in range(4):  # who has the larger action wins, the second player twice as much
+        actions = policy(np.zeros((envs.num_envs, 1)))
+        others = actions.reshape(-1, 2)[:, ::-1].reshape(-1)
+        returns += np.sign(actions - others) * np.tile([1, 2], envs.num_envs // 2)
+    return returns
+"""
+
+
+def test_against_an_opponent(tmp_path):
+    """The policy has one seat, in turn the first and the second; its own returns come first."""
+    for name, action in (("strong", 1), ("weak", 0), ("other", 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "two_players.py").write_text(TWO_PLAYERS)
+        (tmp_path / name / "model.safetensors").write_text(str(action))
+        args = {"env_id": "pong_v3" if name != "other" else "boxing_v2", "seed": 1}
+        (tmp_path / name / "args.json").write_text(json.dumps(args))
+    told = play("strong", "--episodes", 3, "--against", "weak", cwd=tmp_path)
+    assert told.splitlines() == [
+        *("episode 0: return [ 4. -8.]", "episode 1: return [ 8. -4.]", "episode 2: return [ 4. -8.]"),
+        "Mean return of 3 episodes: [ 5.33 -6.67] +- [1.89 1.89]",
+        "Against weak: 3 won, 0 lost, 0 drawn",
+    ]
+    assert play("weak", "--episodes", 2, "--against", "strong", cwd=tmp_path).endswith("0 won, 2 lost, 0 drawn\n")
+    told = play("strong", "--episodes", 40, "--against", "random", cwd=tmp_path)
+    assert len({line.partition(": ")[2] for line in told.splitlines()[:40]}) > 5, "an opponent at random varies"
+    assert told == play("strong", "--episodes", 40, "--against", "random", cwd=tmp_path), "from the same seed"
+    assert "other plays boxing_v2, not pong_v3" in play("strong", "--against", "other", cwd=tmp_path, code=2)
+    assert "nobody is not a run with a model" in play("strong", "--against", "nobody", cwd=tmp_path, code=2)
