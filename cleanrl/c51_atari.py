@@ -692,7 +692,7 @@ if __name__ == "__main__":
             actions = np.where(explore, actions, act(torch.from_numpy(obs)).cpu().numpy())
         envs.send(actions)
 
-        # Learn: while the environments step
+        # Learn: while the environments step; there is nothing to draw at step 0
         ready, last_step = global_step > max(args.learning_starts, 0), global_step - args.num_envs
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:

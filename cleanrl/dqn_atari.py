@@ -13,7 +13,8 @@ Differs from dqn.py:
 3. rewards are clipped to their sign for learning; logged returns are of whole games, unclipped;
 4. the convolutional network of the paper;
 5. the replay buffer stores each frame once, on the GPU if it fits; checkpoints write what is new;
-6. videos are games of their own.
+6. videos are games of their own;
+7. the emulators step during the gradient steps, which use the transitions so far.
 
 Differs from the paper:
 1. Adam in place of RMSProp, and no clipping of the TD error;
@@ -679,7 +680,7 @@ if __name__ == "__main__":
             actions = np.where(explore, actions, act(torch.from_numpy(obs)).cpu().numpy())
         envs.send(actions)
 
-        # Learn: while the environments step
+        # Learn: while the environments step; there is nothing to draw at step 0
         ready, last_step = global_step > max(args.learning_starts, 0), global_step - args.num_envs
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:

@@ -14,7 +14,8 @@ Differs from dqn_jax.py as dqn_atari.py does from dqn.py:
 3. rewards are clipped to their sign for learning; logged returns are of whole games, unclipped;
 4. the convolutional network of the paper;
 5. the replay buffer stores each frame once, on the device; checkpoints write what is new;
-6. videos are games of their own.
+6. videos are games of their own;
+7. the emulators step during the gradient steps, which use the transitions so far.
 
 Differs from the paper:
 1. Adam in place of RMSProp, and no clipping of the TD error;
@@ -650,7 +651,7 @@ if __name__ == "__main__":
             actions = np.where(explore, actions, np.asarray(act(learner["params"], obs)))
         envs.send(actions)
 
-        # Learn: while the environments step
+        # Learn: while the environments step; there is nothing to draw at step 0
         ready, last_step = global_step > max(args.learning_starts, 0), global_step - args.num_envs
         due = global_step // args.train_frequency - last_step // args.train_frequency
         if due:

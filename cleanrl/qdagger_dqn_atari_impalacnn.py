@@ -16,7 +16,8 @@ Differs from dqn_atari.py:
 4. each phase has its own counter. `global_step` counts the student's own steps; offline, the
    target network is updated by the count of gradient steps;
 5. the loss adds the divergence of the student's policy from the teacher's, the softmax of their
-   values; offline its weight is 1, later it falls with the distance from the teacher's score.
+   values; offline its weight is 1, later it falls with the distance from the teacher's score;
+6. gradient steps are launched, then the emulators step: only a GPU works while they do.
 
 Differs from the paper:
 1. one-step targets, where the paper has n-step returns;

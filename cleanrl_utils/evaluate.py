@@ -11,8 +11,9 @@ plays both sides, or one in turn --against another run or random actions.
     python -m cleanrl_utils.evaluate --follow RUN [RUN ...]
 
 evaluates each checkpoint as it appears, with the greedy policy: the mean return of --eval-episodes becomes a curve in
-RUN/eval, the best model is kept in RUN/best. RUN can be a run folder, latest, or a folder of runs in which more may
-begin, as with the benchmark runner. It ends when all runs have, or with Ctrl+C; the same command goes on where it was.
+RUN/eval, the best model is kept in RUN/best; with --against in eval-against-OPPONENT and best-against-OPPONENT. RUN can
+be a run folder, latest, or a folder of runs in which more may begin, as with the benchmark runner. It ends when all
+runs have, or with Ctrl+C; the same command goes on where it was.
 
     from cleanrl_utils.evaluate import evaluate, evaluate_run
     returns = evaluate_run("runs/CartPole-v1__ppo__1__1700000000", episodes=10, deterministic=True)
@@ -385,7 +386,8 @@ def follow_runs(paths, episodes, seed=None, cpu=False, deterministic=True, again
         return returns[:, 0] if returns.ndim > 1 else returns  # of two players the first
 
     try:
-        failed = follow(paths, score, say=lambda text: print(text, flush=True))
+        kind = f"-against-{Path(against).name}" if against else ""
+        failed = follow(paths, score, say=lambda text: print(text, flush=True), kind=kind)
         print(f"All runs have ended{f', {len(failed)} could not be evaluated' if failed else ''}")
         return int(bool(failed))
     except ValueError as error:
@@ -487,8 +489,14 @@ def main():
         fail("--episodes must be at least 1")
     if (args.run_dir is None) == (args.follow is None):
         fail("evaluate what? A run folder, latest, or --follow with the runs whose checkpoints are to be evaluated")
+    if args.against and (args.capture_video or args.video_folder):
+        fail("--capture-video films the policy on both sides: leave --against out")
     if args.against not in (None, "random"):
         args.against = run_folder(args.against)
+        try:
+            load_run(args.against)
+        except CannotPlay as error:
+            fail(f"--against: {error}")
     if args.follow:
         if args.capture_video or args.video_folder or args.output:
             fail("--follow writes to RUN/eval and RUN/best: leave --capture-video, --video-folder and --output out")
@@ -519,6 +527,7 @@ def main():
     if args.output:
         seed = flags["seed"] + HELD_OUT if args.seed is None else args.seed
         result = {"run_dir": str(args.run_dir), "seed": seed, "deterministic": deterministic}
+        result |= {"against": str(args.against)} if args.against else {}
         result |= {"returns": returns.tolist(), "mean": returns.mean(0).tolist(), "std": returns.std(0).tolist()}
         args.output.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -6,7 +6,6 @@ the captured graph, where nothing waits for Python. Of DDPG, TD3 and SAC it is t
 others, and only the shares mean something.
 
     python -m benchmark.speed.kernels rainbow_atari --batch-size 64  # flags of the file come behind its name
-    TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 python -m benchmark.speed.kernels rainbow_atari  # products in TF32
 """
 
 import contextlib

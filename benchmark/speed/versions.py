@@ -2,13 +2,15 @@
 
 Two versions of a file in turns: the one in cleanrl/ and the one of a commit, or of a path where there is no git. Each
 round runs both whole, steps over wall time behind `--skip`; of torch files also a gradient step of each, captured on a
-GPU, the best of many short turns in one process. Flags of the file come behind its name.
+GPU, the best of many short turns in one process. Flags of the file come behind its name; what has a replay learns after
+half of the steps that are skipped.
 
     python -m benchmark.speed.versions ppo --before main --num-envs 8
     python -m benchmark.speed.versions rainbow_atari --before old/rainbow_atari.py --rounds 0  # gradient steps alone
 """
 
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -37,17 +39,22 @@ def version(name, before):
     """The text of a file at a commit, or at a path."""
     if Path(before).is_file():
         return Path(before).read_text()
-    shown = subprocess.run(["git", "show", f"{before}:cleanrl/{name}"], cwd=ROOT, capture_output=True, text=True)
-    if shown.returncode:
+    command = f"git show {shlex.quote(f'{before}:cleanrl/{name}')}"
+    shown = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    if shown.returncode:  # or there is no git
         sys.exit(f"--before {before} is neither a file nor a commit that has cleanrl/{name}")
     return shown.stdout
 
 
 def runs(path, old, options, flags):
     """The rates of both versions, round by round."""
-    task = Task(path.stem, "", options.steps, options.skip, 1, " ".join(flags))
+    early = ["--learning-starts", str(options.skip // 2)] * ("    learning_starts: int" in old)
+    task = Task(path.stem, "", options.steps, options.skip, 1, " ".join([*early, *flags]))
     for seed in range(1, options.rounds + 1):
-        rates = our_rate(task, seed, lambda text: old), our_rate(task, seed)
+        try:
+            rates = our_rate(task, seed, lambda text: old), our_rate(task, seed)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{path.name} ended with {error.returncode}: {error.stderr.decode().strip()[-500:]}")
         print(f"round {seed}: before {rates[0]:.0f}, now {rates[1]:.0f} steps/s", flush=True)
         yield rates
 
@@ -74,6 +81,8 @@ def main(options, flags):
     old = version(path.name, options.before)
     if old == path.read_text():
         sys.exit(f"cleanrl/{path.name} is the same as at {options.before}")
+    if not options.rounds and "_jax" in path.stem:
+        sys.exit("--rounds 0 leaves gradient steps alone, and those of JAX files are not timed: --rounds 1 at least")
     rates = list(runs(path, old, options, flags))
     if rates:
         ratios = [now / before for before, now in rates]

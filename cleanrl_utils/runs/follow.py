@@ -62,9 +62,9 @@ def replace(source, folder):
 class Followed:
     """A run whose checkpoints are evaluated, each step once."""
 
-    def __init__(self, run_dir):
+    def __init__(self, run_dir, kind=""):
         self.dir, self.seen, self.ended, self.lock = run_dir, None, False, None
-        self.curve, self.best_dir = run_dir / "eval", run_dir / "best"
+        self.curve, self.best_dir = run_dir / f"eval{kind}", run_dir / f"best{kind}"
         self.steps, self.best, self.scalars = set(), -np.inf, Scalars(self.curve)
 
     def read_best(self):
@@ -171,10 +171,11 @@ def state_of_runner(path):
     return left, failed
 
 
-def follow(paths, score, say, poll=1.0):
+def follow(paths, score, say, poll=1.0, kind=""):
     """Evaluate the checkpoints of runs until all have ended; returns the runs that could not be evaluated.
 
-    `score` returns the returns of some episodes, given a run folder and a folder with the model that is to be played.
+    `score` returns the returns of some episodes, given a run folder and a folder with the model that is to be played;
+    `kind` ends the names of the folders of the curve and of the best model.
     """
     runs, failed = {}, []
     paths = [newest_run() if str(path) == "latest" else path for path in paths]
@@ -184,7 +185,7 @@ def follow(paths, score, say, poll=1.0):
         while True:
             for folder in dict.fromkeys(run for path in paths for run in runs_at(path)):
                 if folder not in runs:
-                    runs[folder] = Followed(folder)
+                    runs[folder] = Followed(folder, kind)
                     stack.callback(runs[folder].close)
             news = False
             for run in list(runs.values()):

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from cleanrl_utils.runs.follow import Followed
 from cleanrl_utils.runs.results import load as load_runs
 from helpers.files import FILES, ROOT, load, require, require_for, script, smoke, uses
 from helpers.processes import environment, finish, in_short, run, run_dir, run_module, start
@@ -511,3 +512,9 @@ def test_against_an_opponent(tmp_path):
     assert told == play("strong", "--episodes", 40, "--against", "random", cwd=tmp_path), "from the same seed"
     assert "other plays boxing_v2, not pong_v3" in play("strong", "--against", "other", cwd=tmp_path, code=2)
     assert "nobody is not a run with a model" in play("strong", "--against", "nobody", cwd=tmp_path, code=2)
+    assert "nobody is not a run with a model" in play("--follow", "strong", "--against", "nobody", cwd=tmp_path, code=2)
+    assert "leave --against out" in play("strong", "--against", "weak", "--capture-video", cwd=tmp_path, code=2)
+    play("strong", "--against", "weak", "--output", "played.json", cwd=tmp_path)
+    assert json.loads((tmp_path / "played.json").read_text())["against"] == "weak"
+    with closing(Followed(tmp_path / "strong", "-against-weak")) as followed:
+        assert followed.take() and (tmp_path / "strong/eval-against-weak").is_dir(), "each opponent has its own curve"

@@ -48,12 +48,15 @@ def test_atari():
     assert "environment alone" in told and "ratio " in told
 
 
-def test_versions(tmp_path):
+@pytest.mark.parametrize(
+    "name, head, flags", [("ppo", "update(inds)", ["--update-epochs", 1]), ("dqn", "update()", [])]
+)
+def test_versions(name, head, flags, tmp_path):
     slower = tmp_path / "slower.py"
-    text = (ROOT / "cleanrl/ppo.py").read_text()
-    slower.write_text(text.replace("    def update(inds):\n", "    def update(inds):\n        time.sleep(0.05)\n"))
-    flags = "--steps", 3000, "--skip", 1000, "--rounds", 1, "--turns", 1, "--update-epochs", 1
-    code, told, errors = speed(".versions", "ppo", "--before", slower, *flags)
+    text = (ROOT / f"cleanrl/{name}.py").read_text()
+    slower.write_text(text.replace(f"    def {head}:\n", f"    def {head}:\n        time.sleep(0.05)\n"))
+    flags = "--steps", 3000, "--skip", 1000, "--rounds", 1, "--turns", 1, *flags
+    code, told, errors = speed(".versions", name, "--before", slower, *flags)
     assert code == 0, errors
     ratios = [float(line.split(" times")[0].split()[-1]) for line in told.splitlines() if " times" in line]
     assert len(ratios) == 2 and all(ratio > 2 for ratio in ratios), told
@@ -65,10 +68,17 @@ def test_versions(tmp_path):
         ("ppo", "no-commit", "--before no-commit is neither a file nor a commit that has cleanrl/ppo.py"),
         ("ppo", ROOT / "cleanrl/ppo.py", f"cleanrl/ppo.py is the same as at {ROOT / 'cleanrl/ppo.py'}"),
         ("no_file", "HEAD", "no_file is not a file of cleanrl/, such as dqn_atari"),
+        (
+            "c51_jax --rounds 0",
+            ROOT / "cleanrl/dqn.py",
+            "--rounds 0 leaves gradient steps alone, and those of JAX files",
+        ),
+        ("ppo --env-id Nope-v0", ROOT / "cleanrl/dqn.py", "ppo.py ended with 2: "),
     ],
 )
 def test_versions_that_cannot_be_compared(name, before, told):
-    assert speed(".versions", name, "--before", before) == (1, "", f"{told}\n")
+    code, output, errors = speed(".versions", *name.split(), "--before", before)
+    assert (code, output) == (1, "") and errors.startswith(told) and len(errors.splitlines()) == 1
 
 
 def test_a_rate_needs_two_metrics(tmp_path):
