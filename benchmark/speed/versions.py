@@ -95,5 +95,4 @@ def main(options, flags):
 
 
 if __name__ == "__main__":
-    prog = "python -m benchmark.speed.versions"
-    main(*tyro.cli(Options, prog=prog, description=__doc__, return_unknown_args=True))
+    main(*tyro.cli(Options, prog="python -m benchmark.speed.versions", description=__doc__, return_unknown_args=True))
